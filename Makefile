@@ -1,0 +1,43 @@
+# What a developer types. Everything runs in .venv, which the first target that needs it creates.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := protos/dragoman_protos/v1
+
+.PHONY: help setup demo test lint protos clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+setup: $(VENV)/.installed  ## Install everything into .venv
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server,export,dev]'
+	touch $@
+
+demo: $(VENV)/.demo  ## Start the server with the bundled model and print translations
+	$(BIN)/python -m tests.demo
+
+# The demo needs no PyTorch: it is what a server installs.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server]'
+	touch $@
+
+test: setup lint  ## Lint, type-check and run the whole test suite
+	$(BIN)/python -m pytest
+
+lint: setup  ## ruff, mypy strict, import-linter, stubs up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.check_stubs
+
+protos: setup  ## Regenerate the committed stubs from the .proto files
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)/*.proto
+
+clean:  ## Remove what the targets above created
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,124 @@
+"""The command `dragoman`: translate from a terminal or a script."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeRemainingColumn
+
+from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient, ModelDescription
+from dragoman_client.errors import DragomanError
+from dragoman_client.lines import LineOptions, LineTranslator
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Translate with a Dragoman server.",
+)
+_Server = Annotated[str, typer.Option(envvar="DRAGOMAN_SERVER", help="HOST:PORT of the server.")]
+_Timeout = Annotated[float, typer.Option(help="Of each call, in seconds.", min=0.001)]
+_Text = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts. Without: --input, or stdin.")]
+_Input = Annotated[Path | None, typer.Option(help="UTF-8 file, one text a line.", exists=True, dir_okay=False)]
+_Output = Annotated[Path | None, typer.Option(help="File for the translations, one a line. Without: stdout.")]
+
+
+@app.command()
+def translate(
+    source: Annotated[str, typer.Option(help="Language of the text, such as zh.")],
+    target: Annotated[str, typer.Option(help="Language to translate into, such as en.")],
+    text: _Text = None,
+    server: _Server = DEFAULT_SERVER,
+    input: _Input = None,  # noqa: A002 - the flag's name
+    output: _Output = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all the server says.")] = False,
+    model: Annotated[str, typer.Option(help="Name of a model. Without: whichever translates the pair.")] = "",
+    concurrency: Annotated[int, typer.Option(help="Texts in flight at once.", min=1)] = 64,
+    timeout: _Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Translate texts, or a file or stdin line by line: one line in, one line out, in order.
+
+    An empty line stays empty. A line that cannot be translated leaves an empty line, is reported with its number, and
+    makes the exit code 1.
+    """
+    if text and input:
+        raise typer.BadParameter("give TEXT or --input, not both")
+    options = LineOptions(source=source, target=target, model=model, concurrency=concurrency, as_json=json)
+    with ExitStack() as files:
+        lines = text or _read_lines(files.enter_context(_open_input(input)))
+        sink = files.enter_context(output.open("w", encoding="utf-8")) if output else sys.stdout
+        total = len(text) if text else _count_lines(input) if input else None
+        num_failed = asyncio.run(_translate_lines(lines, total, sink, options, server, timeout))
+    if num_failed:
+        raise typer.Exit(1)
+
+
+async def _translate_lines(
+    lines: Iterable[str], total: int | None, sink: TextIO, options: LineOptions, server: str, timeout: float
+) -> int:
+    console = Console(stderr=True)
+    # On a terminal the translations themselves show how far it is.
+    hidden = not console.is_terminal or sink.isatty()
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    async with AsyncClient(server, timeout) as client:
+        with Progress(*columns, console=console, disable=hidden) as progress:
+            task = progress.add_task("", total=total)
+            return await LineTranslator(client, options, sink, _complain, lambda: progress.advance(task)).run(lines)
+
+
+def _open_input(path: Path | None) -> TextIO:
+    if path is not None:
+        return path.open(encoding="utf-8", newline="\n")
+    # A duplicate, so that closing it leaves the process's stdin alone.
+    return open(sys.stdin.fileno(), encoding="utf-8", newline="\n", closefd=False)
+
+
+def _read_lines(file: TextIO) -> Iterator[str]:
+    try:
+        for line in file:
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"the input is not UTF-8: {error}") from error
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+@app.command()
+def models(server: _Server = DEFAULT_SERVER, timeout: _Timeout = DEFAULT_TIMEOUT_S) -> None:
+    """List the models that a server offers."""
+    for model in asyncio.run(_list_models(server, timeout)):
+        pairs = ", ".join(f"{source}→{target}" for source, target in model.directions)
+        typer.echo(f"{model.name}\tversion {model.version}\t{pairs}\t{model.device}-{model.precision}")
+
+
+async def _list_models(server: str, timeout: float) -> list[ModelDescription]:
+    async with AsyncClient(server, timeout) as client:
+        return await client.models()
+
+
+def _complain(message: str) -> None:
+    typer.echo(message, err=True)
+
+
+def main() -> None:
+    """Run the command line: exit code 0, 1 if it failed, 2 if it was called wrongly."""
+    try:
+        app()
+    except (DragomanError, OSError) as error:
+        _complain(f"error: {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

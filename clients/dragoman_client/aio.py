@@ -1,0 +1,219 @@
+"""The client for asyncio; `dragoman_client.sync` wraps it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import grpc
+
+from dragoman_client.errors import DragomanError, from_rpc_error
+from dragoman_protos.v1 import translation_pb2 as pb
+from dragoman_protos.v1 import translation_pb2_grpc as pb_grpc
+
+DEFAULT_SERVER = "localhost:50051"
+DEFAULT_TIMEOUT_S = 30.0
+
+FinishReason = Literal["eos", "length"]
+_FINISH_REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_EOS: "eos", pb.FINISH_REASON_LENGTH: "length"}
+
+_MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """A translated text."""
+
+    text: str
+    finish_reason: FinishReason
+    """"eos": complete. "length": cut at the limit; text may be missing."""
+    source_tokens: int
+    target_tokens: int
+    model: str
+    model_version: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was cut."""
+        return self.finish_reason == "eos"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A model that a server offers."""
+
+    name: str
+    version: str
+    directions: tuple[tuple[str, str], ...]
+    """Pairs of source and target language."""
+    precision: str
+    device: str
+    max_source_tokens: int
+    max_target_tokens: int
+
+
+class AsyncClient:
+    """A connection to a server; safe to share among tasks. Use it as an async context manager, or `close` it.
+
+    Args:
+        server: HOST:PORT.
+        timeout: of each call, in seconds, unless the call says otherwise; None waits for ever.
+    """
+
+    def __init__(self, server: str = DEFAULT_SERVER, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        options = [
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ]
+        self._channel = grpc.aio.insecure_channel(server, options=options)
+        self._stub: Any = pb_grpc.TranslationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._timeout = timeout
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight are cancelled."""
+        await self._channel.close()
+
+    async def translate(
+        self,
+        text: str,
+        *,
+        source: str,
+        target: str,
+        model: str = "",
+        max_target_tokens: int | None = None,
+        timeout: float | None = None,
+    ) -> Translation:
+        """Translate a text.
+
+        Args:
+            text: neither empty nor white space only.
+            source: language of the text, such as "zh".
+            target: language to translate into, such as "en".
+            model: name of a model; empty for whichever translates the pair.
+            max_target_tokens: most tokens of the translation; None for the model's default.
+            timeout: in seconds; None for the client's.
+
+        Raises:
+            DragomanError: one of its subclasses, see `dragoman_client.errors`.
+        """
+        [translation] = await self.translate_batch(
+            [text], source=source, target=target, model=model, max_target_tokens=max_target_tokens, timeout=timeout
+        )
+        return translation
+
+    async def translate_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        source: str,
+        target: str,
+        model: str = "",
+        max_target_tokens: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Translation]:
+        """Translate several texts in one call, which fails or succeeds as a whole.
+
+        Arguments and errors are those of `translate`.
+
+        Returns:
+            The translations, in the order of the texts.
+        """
+        request = pb.TranslateRequest(
+            texts=texts,
+            source_language=source,
+            target_language=target,
+            model=model,
+            options=pb.DecodingOptions(max_target_tokens=max_target_tokens),
+        )
+        return _translations(await self._call(self._stub.Translate, request, timeout))
+
+    async def translate_stream(
+        self, texts: Iterable[str], *, source: str, target: str, model: str = "", concurrency: int = 64,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Translation | DragomanError]:  # fmt: skip
+        """Translate any number of texts, many in flight at once; results come in the order of the texts.
+
+        Args:
+            texts: read as results are taken, never all at once.
+            source: language of the texts.
+            target: language to translate into.
+            model: name of a model; empty for whichever translates the pair.
+            concurrency: texts in flight at once, at least 1.
+            timeout: of each text, in seconds; None for the client's.
+
+        Yields:
+            Per text its translation, or the error that it alone met.
+        """
+        pending: asyncio.Queue[asyncio.Task[Translation]] = asyncio.Queue()
+        remaining = iter(texts)
+
+        def send_next() -> None:
+            text = next(remaining, None)
+            if text is not None:
+                call = self.translate(text, source=source, target=target, model=model, timeout=timeout)
+                pending.put_nowait(asyncio.create_task(call))
+
+        try:
+            for _ in range(concurrency):
+                send_next()
+            while not pending.empty():
+                result = await _outcome(pending.get_nowait())
+                send_next()
+                yield result
+        finally:
+            while not pending.empty():
+                pending.get_nowait().cancel()
+
+    async def models(self, timeout: float | None = None) -> list[ModelDescription]:
+        """The models that the server offers, sorted by name."""
+        response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        return [
+            ModelDescription(
+                name=model.name,
+                version=model.version,
+                directions=tuple((d.source_language, d.target_language) for d in model.directions),
+                precision=model.precision,
+                device=model.device,
+                max_source_tokens=model.max_source_tokens,
+                max_target_tokens=model.max_target_tokens,
+            )
+            for model in response.models
+        ]
+
+    async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
+        try:
+            return await method(request, timeout=self._timeout if timeout is None else timeout)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+
+async def _outcome(task: asyncio.Task[Translation]) -> Translation | DragomanError:
+    try:
+        return await task
+    except DragomanError as error:
+        return error
+
+
+def _translations(response: pb.TranslateResponse) -> list[Translation]:
+    return [
+        Translation(
+            text=translation.text,
+            finish_reason=_FINISH_REASONS[translation.finish_reason],
+            source_tokens=translation.source_tokens,
+            target_tokens=translation.target_tokens,
+            model=response.model,
+            model_version=response.model_version,
+        )
+        for translation in response.translations
+    ]

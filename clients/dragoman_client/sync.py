@@ -1,0 +1,71 @@
+"""The client for code without asyncio: drives an `AsyncClient` on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, NotRequired, Required, Self, TypedDict, TypeVar, Unpack
+
+from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient, ModelDescription, Translation
+
+T = TypeVar("T")
+
+
+class CallOptions(TypedDict):
+    """Keyword arguments of a translation; see `AsyncClient.translate`."""
+
+    source: Required[str]
+    target: Required[str]
+    model: NotRequired[str]
+    max_target_tokens: NotRequired[int | None]
+    timeout: NotRequired[float | None]
+
+
+class Client:
+    """A connection to a server; safe to share among threads. Use it as a context manager, or `close` it.
+
+    Arguments, results and errors are those of `AsyncClient`.
+    """
+
+    def __init__(self, server: str = DEFAULT_SERVER, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dragoman-client", daemon=True)
+        self._thread.start()
+        self._client = self._run(_connect(server, timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def translate(self, text: str, **options: Unpack[CallOptions]) -> Translation:
+        """See `AsyncClient.translate`."""
+        return self._run(self._client.translate(text, **options))
+
+    def translate_batch(self, texts: Sequence[str], **options: Unpack[CallOptions]) -> list[Translation]:
+        """See `AsyncClient.translate_batch`."""
+        return self._run(self._client.translate_batch(texts, **options))
+
+    def models(self, timeout: float | None = None) -> list[ModelDescription]:
+        """See `AsyncClient.models`."""
+        return self._run(self._client.models(timeout))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+async def _connect(server: str, timeout: float | None) -> AsyncClient:
+    # grpc.aio binds a channel to the event loop it is made on.
+    return AsyncClient(server, timeout)

@@ -1,0 +1,292 @@
+"""The two graphs of a bundle, built node by node from an architecture and its weights.
+
+The encoder runs once per sentence and emits what cross-attention needs of it. The decode step runs once per
+token over rows of different ages: every row has its own past length, and its caches are updated in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from dragoman_bundle import tensors
+from dragoman_bundle.architecture import Architecture
+from dragoman_bundle.tensors import DType
+from dragoman_export.linear import LinearLayer, LinearStyle
+from dragoman_export.model import sinusoidal_positions
+from dragoman_export.onnx_builder import MICROSOFT, GraphBuilder, WeightFile
+
+Weights = Mapping[str, npt.NDArray[np.float32]]
+"""A model's parameters under the names of `dragoman_export.model.Transformer`."""
+
+_LAYER_NORM_EPSILON = 1e-5
+"""torch.nn.LayerNorm's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPair:
+    """A model as ONNX: both graphs and the weight file that they share."""
+
+    encoder: onnx.ModelProto
+    decoder: onnx.ModelProto
+    weights: WeightFile
+
+
+def build_graphs(
+    arch: Architecture,
+    weights: Weights,
+    linear: LinearStyle,
+    dtype: DType,
+    max_positions: int,
+    weight_file: str,
+) -> GraphPair:
+    """Build both graphs.
+
+    Args:
+        arch: of the model.
+        weights: its parameters.
+        linear: how matrix products are computed.
+        dtype: of activations, norms and caches.
+        max_positions: longest source or target, in tokens.
+        weight_file: name of the external data file.
+    """
+    file = WeightFile(weight_file)
+    encoder = _EncoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("encoder", file)).build()
+    decoder = _DecoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("decode_step", file)).build()
+    return GraphPair(encoder, decoder, file)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The residual stream between two sub-layers."""
+
+    residual: str
+    """What the next sub-layer's output is added to, [..., d_model]."""
+    entrance: str
+    """What the next sub-layer reads: the same value in a post-norm model, its LayerNorm in a pre-norm one."""
+
+
+class _TransformerGraph:
+    """What encoder and decoder have in common."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        weights: Weights,
+        linear: LinearStyle,
+        dtype: DType,
+        max_positions: int,
+        builder: GraphBuilder,
+    ) -> None:
+        self.arch = arch
+        self.weights = weights
+        self.linear_style = linear
+        self.dtype = dtype
+        self.np_dtype = np.dtype(dtype)
+        self.max_positions = max_positions
+        self.builder = builder
+
+    def constant(self, name: str, value: Any) -> str:
+        """A constant in the graph's dtype."""
+        return self.builder.tensor(name, np.asarray(value, self.np_dtype))
+
+    def integers(self, *values: int) -> str:
+        """An int64 vector, for shapes and axes."""
+        return self.builder.tensor(f"int64{list(values)}", np.array(values, np.int64))
+
+    def linear(self, x: str, *names: str, relu_input: bool = False, bias: bool = True) -> str:
+        """X W^T (+ b), for one torch Linear or for several side by side.
+
+        Args:
+            x: [..., in_features]
+            names: of the Linear modules; their outputs are concatenated.
+            relu_input: x is to be rectified first.
+            bias: leave the bias to the caller if False.
+        """
+        weight = np.concatenate([self.weights[f"{name}.weight"] for name in names]).T
+        biases = [self.weights[f"{name}.bias"] for name in names] if bias else []
+        layer = LinearLayer("+".join(names), weight, np.concatenate(biases) if biases else None, relu_input)
+        return self.linear_style.apply(self.builder, x, layer)
+
+    def embed(self, ids: str, table: str, positions: str) -> str:
+        """Embedding * sqrt(d_model) + position, for `ids` [batch, length] and the sinusoids of their places."""
+        embedded = self.linear_style.embed(self.builder, ids, table, self.weights[f"{table}.weight"])
+        scaled = self.builder.op("Mul", embedded, self.constant("sqrt_d_model", math.sqrt(self.arch.d_model)))
+        return self.builder.op("Add", scaled, positions, name=f"{table}.sum")
+
+    def positions(self) -> str:
+        """The sinusoids of every position, [max_positions, d_model]."""
+        return self.constant("positions", sinusoidal_positions(self.max_positions, self.arch.d_model).numpy())
+
+    def enter(self, x: str, first_norm: str) -> _Stream:
+        """The stream before the first sub-layer."""
+        if self.arch.norm == "post":
+            return _Stream(x, x)
+        gamma, beta = self._norm_parameters(first_norm)
+        normalised = self.builder.op("LayerNormalization", x, gamma, beta, name=first_norm, epsilon=_LAYER_NORM_EPSILON)
+        return _Stream(x, normalised)
+
+    def leave(self, stream: _Stream, sublayer: str, bias: str, own_norm: str, next_norm: str) -> _Stream:
+        """Add a sub-layer's output and its bias to the residual and normalise, in one operator.
+
+        A post-norm model normalises the sum with the sub-layer's own norm; a pre-norm model keeps the sum, and
+        normalises what the next sub-layer reads.
+        """
+        pre = self.arch.norm == "pre"
+        norm = next_norm if pre else own_norm
+        normalised, _, _, total = self.builder.node(
+            "SkipLayerNormalization", stream.residual, sublayer, *self._norm_parameters(norm),
+            self.constant(bias, self.weights[bias]),
+            name=norm, outputs=4, domain=MICROSOFT, epsilon=_LAYER_NORM_EPSILON,
+        )  # fmt: skip
+        return _Stream(total if pre else normalised, normalised)
+
+    def _norm_parameters(self, name: str) -> tuple[str, str]:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        return self.constant(weight, self.weights[weight]), self.constant(bias, self.weights[bias])
+
+    def feed_forward(self, stream: _Stream, layer: str, next_norm: str) -> _Stream:
+        """max(0, x W_1 + b_1) W_2 + b_2 in its residual block."""
+        inner = self.linear(stream.entrance, f"{layer}.feed_forward.inner")
+        outer = self.linear(inner, f"{layer}.feed_forward.outer", relu_input=True, bias=False)
+        return self.leave(
+            stream,
+            outer,
+            f"{layer}.feed_forward.outer.bias",
+            f"{layer}.feed_forward_residual.norm",
+            next_norm,
+        )
+
+
+class _EncoderGraph(_TransformerGraph):
+    def build(self) -> onnx.ModelProto:
+        arch = self.arch
+        one = self.builder.tensor("int32(1)", np.array(1, np.int32))
+        self.last = self.builder.op("Sub", tensors.SOURCE_LENGTHS, one, name="last_source_position")
+        length = self.builder.op("Shape", tensors.INPUT_IDS, name="src_len", start=1, end=2)
+        scalar = self.builder.op("Reshape", length, self.builder.tensor("int64[]", np.empty(0, np.int64)))
+        self.total = self.builder.op("Cast", scalar, to=onnx.TensorProto.INT32)
+        positions = self.builder.op("Slice", self.positions(), self.integers(0), length, self.integers(0))
+        x = self.embed(tensors.INPUT_IDS, "source_embedding", positions)
+        stream = self.enter(x, "encoder.0.self_attention_residual.norm")
+        for i in range(arch.encoder_layers):
+            stream = self._layer(stream, i)
+        for i in range(arch.decoder_layers):
+            self._cross_memory(stream.entrance, i)
+        return self.builder.model(tensors.encoder_inputs(), tensors.encoder_outputs(arch, self.dtype))
+
+    def _layer(self, stream: _Stream, index: int) -> _Stream:
+        layer = f"encoder.{index}"
+        is_last = index + 1 == self.arch.encoder_layers
+        following = "encoder_norm" if is_last else f"encoder.{index + 1}.self_attention_residual.norm"
+        projected = self.linear(stream.entrance, f"{layer}.self_attention.query", f"{layer}.self_attention.key_value")
+        context, _, _ = self.builder.node(
+            "GroupQueryAttention", projected, "", "", "", "", self.last, self.total,
+            name=f"{layer}.self_attention", outputs=3, domain=MICROSOFT,
+            num_heads=self.arch.num_heads, kv_num_heads=self.arch.num_heads, causal=0,
+        )  # fmt: skip
+        attended = self.linear(context, f"{layer}.self_attention.output", bias=False)
+        stream = self.leave(
+            stream, attended, f"{layer}.self_attention.output.bias",
+            f"{layer}.self_attention_residual.norm", f"{layer}.feed_forward_residual.norm",
+        )  # fmt: skip
+        return self.feed_forward(stream, layer, following)
+
+    def _cross_memory(self, memory: str, index: int) -> None:
+        heads, dim = self.arch.num_heads, self.arch.head_dim
+        projected = self.linear(memory, f"decoder.{index}.cross_attention.key_value")
+        halves = self.builder.node("Split", projected, outputs=2, axis=-1, num_outputs=2)
+        for half, name in zip(halves, (tensors.cross_key, tensors.cross_value), strict=True):
+            split = self.builder.op("Reshape", half, self.integers(0, 0, heads, dim))
+            self.builder.node("Transpose", split, outputs=[name(index, "present")], perm=[0, 2, 1, 3])
+
+
+class _DecoderGraph(_TransformerGraph):
+    def build(self) -> onnx.ModelProto:
+        arch = self.arch
+        # [rows] -> [rows, 1]: one new position each.
+        ids = self.builder.op("Unsqueeze", tensors.INPUT_IDS, self.integers(1))
+        column = self.builder.op("Unsqueeze", tensors.PAST_LENGTHS, self.integers(1))
+        positions = self.builder.op("Gather", self.positions(), column, name="positions")
+        self._index_last_source_position()
+        stream = self.enter(self.embed(ids, "target_embedding", positions), "decoder.0.self_attention_residual.norm")
+        for i in range(arch.decoder_layers):
+            stream = self._layer(stream, i)
+        logits = self.linear(stream.entrance, "generator", bias=False)
+        flat = self.builder.op("Reshape", logits, self.integers(-1, arch.vocab_size))
+        self.builder.node("Cast", flat, outputs=[tensors.LOGITS], to=onnx.TensorProto.FLOAT)
+        self.builder.node("ArgMax", tensors.LOGITS, outputs=[tensors.NEXT_IDS], axis=1, keepdims=0)
+        return self.builder.model(tensors.decoder_inputs(arch, self.dtype), tensors.decoder_outputs(arch, self.dtype))
+
+    def _index_last_source_position(self) -> None:
+        one = self.builder.tensor("int32(1)", np.array(1, np.int32))
+        self.last_source = self.builder.op("Sub", tensors.SOURCE_LENGTHS, one, name="last_source_position")
+        # [rows] -> [rows, num_heads, 1], the index with which GatherND takes one position of every head.
+        wide = self.builder.op("Cast", self.last_source, to=onnx.TensorProto.INT64)
+        column = self.builder.op("Unsqueeze", wide, self.integers(1, 2))
+        self.last_index = self.builder.op("Expand", column, self.integers(1, self.arch.num_heads, 1))
+
+    def _layer(self, stream: _Stream, index: int) -> _Stream:
+        layer = f"decoder.{index}"
+        is_last = index + 1 == self.arch.decoder_layers
+        following = "decoder_norm" if is_last else f"decoder.{index + 1}.self_attention_residual.norm"
+        for kind, attend, next_norm in (
+            ("self_attention", self._attend_self, f"{layer}.cross_attention_residual.norm"),
+            ("cross_attention", self._attend_source, f"{layer}.feed_forward_residual.norm"),
+        ):
+            attended = self.linear(attend(stream.entrance, index), f"{layer}.{kind}.output", bias=False)
+            stream = self.leave(
+                stream, attended, f"{layer}.{kind}.output.bias", f"{layer}.{kind}_residual.norm", next_norm
+            )
+        return self.feed_forward(stream, layer, following)
+
+    def _attend_self(self, x: str, index: int) -> str:
+        layer = f"decoder.{index}.self_attention"
+        projected = self.linear(x, f"{layer}.query", f"{layer}.key_value")
+        caches = (tensors.self_key, tensors.self_value)
+        return self._attend(
+            (projected, "", ""), [name(index) for name in caches], [name(index, "present") for name in caches],
+            tensors.PAST_LENGTHS, tensors.TOTAL_SEQUENCE_LENGTH, layer,
+        )  # fmt: skip
+
+    def _attend_source(self, x: str, index: int) -> str:
+        # GroupQueryAttention wants a new position. It is given the last source position again, which it writes
+        # where it already is; so every row pays for its own source and none for padding.
+        layer = f"decoder.{index}.cross_attention"
+        caches = [tensors.cross_key(index), tensors.cross_value(index)]
+        again = [
+            self.builder.op(
+                "Reshape",
+                self.builder.op("GatherND", cache, self.last_index, name=f"{layer}.last", batch_dims=2),
+                self.integers(0, 1, self.arch.d_attention),
+            )
+            for cache in caches
+        ]
+        query = self.linear(x, f"{layer}.query")
+        present = [tensors.cross_key(index, "present"), tensors.cross_value(index, "present")]
+        return self._attend(
+            (query, *again), caches, present, self.last_source, tensors.MAX_SOURCE_LENGTH, layer, causal=0
+        )
+
+    def _attend(
+        self,
+        query_key_value: tuple[str, ...],
+        past: list[str],
+        present: list[str],
+        past_lengths: str,
+        longest: str,
+        name: str,
+        causal: int = 1,
+    ) -> str:
+        context, *_ = self.builder.node(
+            "GroupQueryAttention", *query_key_value, *past, past_lengths, longest,
+            name=name, outputs=[f"{name}.context", *present], domain=MICROSOFT,
+            num_heads=self.arch.num_heads, kv_num_heads=self.arch.num_heads, causal=causal,
+        )  # fmt: skip
+        return context

@@ -1,0 +1,113 @@
+"""Exported graphs as a `StepModel`: how parity and evaluation run them.
+
+Deliberately plain and independent of the server's engine, which is held against it in tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from dragoman_bundle import tensors
+from dragoman_bundle.architecture import Architecture
+from dragoman_export.batching import Ids
+from dragoman_export.decoding import Logits, Rows
+from dragoman_export.tokenization import PADDING_ID
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxState:
+    """Caches and lengths of the rows being decoded."""
+
+    caches: dict[str, Array]
+    source_lengths: npt.NDArray[np.int32]
+    past_len: int
+
+
+class OnnxStepModel:
+    """A pair of graphs on ONNX Runtime.
+
+    Args:
+        directory: where the graphs are.
+        encoder: file name of the encoder graph.
+        decoder: file name of the decode-step graph.
+        arch: of the model.
+        capacity: most target positions.
+        num_threads: of each graph; 0 lets ONNX Runtime choose.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        encoder: str,
+        decoder: str,
+        arch: Architecture,
+        capacity: int,
+        num_threads: int = 0,
+    ) -> None:
+        self.encoder = open_session(directory / encoder, num_threads)
+        self.decoder = open_session(directory / decoder, num_threads)
+        self._arch = arch
+        self._capacity = capacity
+
+    def start(self, sources: Sequence[Ids]) -> OnnxState:
+        """Encode a padded batch and make empty self-attention caches."""
+        lengths = np.array([len(source) for source in sources], np.int32)
+        padded = np.full((len(sources), lengths.max()), PADDING_ID, np.int64)
+        for row, source in zip(padded, sources, strict=True):
+            row[: len(source)] = source
+        names = [output.name for output in self.encoder.get_outputs()]
+        feeds = {tensors.INPUT_IDS: padded, tensors.SOURCE_LENGTHS: lengths}
+        cross = dict(zip(names, self.encoder.run(names, feeds), strict=True))
+        caches = {}
+        shape = (len(sources), self._arch.num_heads, self._capacity, self._arch.head_dim)
+        for layer in range(self._arch.decoder_layers):
+            for name in (tensors.cross_key, tensors.cross_value):
+                caches[name(layer)] = cross[name(layer, "present")]
+            for name in (tensors.self_key, tensors.self_value):
+                caches[name(layer)] = np.zeros(shape, cross[tensors.cross_key(layer, "present")].dtype)
+        return OnnxState(caches, lengths, 0)
+
+    def step(self, state: OnnxState, last_ids: Rows) -> tuple[Logits, OnnxState]:
+        """One decode step over all rows; the caches are updated in place."""
+        num_rows = len(last_ids)
+        feeds: dict[str, Array] = {
+            tensors.INPUT_IDS: last_ids,
+            tensors.PAST_LENGTHS: np.full(num_rows, state.past_len, np.int32),
+            tensors.TOTAL_SEQUENCE_LENGTH: np.array(state.past_len + 1, np.int32),
+            tensors.SOURCE_LENGTHS: state.source_lengths,
+            tensors.MAX_SOURCE_LENGTH: state.source_lengths.max(),
+        }
+        binding = self.decoder.io_binding()
+        binding.bind_output(tensors.LOGITS, "cpu")
+        binding.bind_output(tensors.NEXT_IDS, "cpu")
+        for name, value in feeds.items():
+            binding.bind_cpu_input(name, np.asarray(value))
+        for name, cache in state.caches.items():
+            place = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
+            binding.bind_input(name, *place)
+            binding.bind_output(name.replace("past_key_values", "present"), *place)
+        self.decoder.run_with_iobinding(binding)
+        return binding.get_outputs()[0].numpy(), dataclasses.replace(state, past_len=state.past_len + 1)
+
+    def select(self, state: OnnxState, rows: Rows) -> OnnxState:
+        """Copy the caches of the given rows."""
+        caches = {name: np.ascontiguousarray(cache[rows]) for name, cache in state.caches.items()}
+        return OnnxState(caches, state.source_lengths[rows], state.past_len)
+
+
+def open_session(path: Path, num_threads: int = 0) -> onnxruntime.InferenceSession:
+    """A graph on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,1 @@
+"""Serves bundles over gRPC: in-flight batching on ONNX Runtime."""

@@ -1,0 +1,1 @@
+"""The decoding engine: scheduler, caches, graphs and search, without any network."""
