@@ -101,7 +101,7 @@ class AsyncClient:
             source: language of the text, such as "zh".
             target: language to translate into, such as "en".
             model: name of a model; empty for whichever translates the pair.
-            max_target_tokens: most tokens of the translation; None for the model's default.
+            max_target_tokens: most tokens of the translation, its end not counted; None for the model's default.
             timeout: in seconds; None for the client's.
 
         Raises:

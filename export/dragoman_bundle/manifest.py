@@ -64,7 +64,7 @@ class Limits:
     max_source_tokens: int
     """Prefix and end token included."""
     max_target_tokens: int
-    """End token included."""
+    """End token not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

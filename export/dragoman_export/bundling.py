@@ -138,7 +138,7 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
     _write_graphs(graphs, directory, files)
     step_model = OnnxStepModel(directory, files["encoder"], files["decoder"], arch, source.limits.max_target_tokens)
     sources = parity_sources(source)
-    limit = _DEFAULT_LENGTH._replace(maximum=source.limits.max_target_tokens - 1)
+    limit = _DEFAULT_LENGTH._replace(maximum=source.limits.max_target_tokens)
     variant = Variant(
         device=kind.device,
         precision=kind.precision,

@@ -163,11 +163,12 @@ def _extend(beam: _Beam, log_probs: Logits, width: int, length_penalty: float) -
     best = np.argpartition(-totals, count - 1)[:count]
     live: list[tuple[float, list[int]]] = []
     parents = []
-    for flat in best[np.argsort(-totals[best], kind="stable")]:
+    for rank, flat in enumerate(best[np.argsort(-totals[best], kind="stable")]):
         parent, token = divmod(int(flat), vocab_size)
         ids, score = beam.live[parent][1], float(totals[flat])
         if token == END_ID:
-            beam.finished.append((_normalise(score, len(ids) + 1, length_penalty), ids))
+            if rank < width:  # an ending that would not have survived as a hypothesis does not count either
+                beam.finished.append((_normalise(score, len(ids) + 1, length_penalty), ids))
         elif len(live) < width:
             live.append((score, [*ids, token]))
             parents.append(parent)

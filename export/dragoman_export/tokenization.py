@@ -43,6 +43,7 @@ def train_tokenizer(
                 model_prefix=str(prefix),
                 model_type=kind,
                 vocab_size=vocab_size,
+                hard_vocab_limit=kind == "bpe",  # a small corpus gets as many pieces as it has; BPE cannot tell
                 character_coverage=0.9995,
                 byte_fallback=True,
                 split_digits=True,

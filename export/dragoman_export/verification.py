@@ -49,7 +49,7 @@ def _variant_problems(bundle: Bundle, variant: Variant) -> list[str]:
     step_model = load_step_model(bundle, variant)
     check_interface(step_model, variant)
     length = bundle.manifest.generated_length
-    limit = LengthLimit(length.factor, length.extra, bundle.manifest.limits.max_target_tokens - 1)
+    limit = LengthLimit(length.factor, length.extra, bundle.manifest.limits.max_target_tokens)
     sources = parity_sources(source)
     parity = compare(TorchStepModel(source.model), step_model, sources, variant.precision, limit, source.reference)
     problems = [] if parity.passed else [f"parity failed: {parity}"]

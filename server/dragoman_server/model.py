@@ -74,9 +74,9 @@ class ServedModel:
         return direction.wrap_source(self.tokenizer.encode(text), self.manifest.special_ids.end)
 
     def default_max_target_tokens(self, num_source_tokens: int) -> int:
-        """How long a translation may get if the caller does not say: grows with the source, end token included."""
+        """How long a translation may get if the caller does not say: it grows with the source."""
         length = self.manifest.generated_length
-        return min(self.manifest.limits.max_target_tokens, int(length.factor * num_source_tokens) + length.extra + 1)
+        return min(self.manifest.limits.max_target_tokens, int(length.factor * num_source_tokens) + length.extra)
 
     async def decode(self, source_ids: list[int], max_target_tokens: int, deadline: float | None) -> Sequence:
         """Decode one source; see `AsyncEngine.decode`."""

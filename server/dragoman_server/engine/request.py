@@ -32,7 +32,7 @@ class DecodingOptions:
     """How to decode one sequence."""
 
     max_target_tokens: int
-    """Most tokens to produce, the end token included; at least 1."""
+    """Most tokens to produce, the end token not counted; at least 1."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +83,6 @@ class Sequence:
             self.finish(FinishReason.EOS, now)
             return
         self.output_ids.append(token)
-        # The end token counts: with one place left, only it could have filled it.
         if len(self.output_ids) >= self.options.max_target_tokens:
             self.finish(FinishReason.LENGTH, now)
 
