@@ -20,7 +20,9 @@ def main() -> int:
         generated = [path for path in Path(out).rglob("*") if path.is_file()]
         stale = [path for path in generated if not _same(path, PROTOS / path.relative_to(out))]
         for path in stale:
-            print(f"{PROTOS / path.relative_to(out)} is not what its .proto generates; run `make protos`", file=sys.stderr)
+            print(
+                f"{PROTOS / path.relative_to(out)} is not what its .proto generates; run `make protos`", file=sys.stderr
+            )
     return 1 if stale or not generated else 0
 
 

@@ -20,7 +20,9 @@ def main() -> int:
     with running_server(MODELS) as server, Client(server.address) as client:
         print(server.log(), file=sys.stderr)
         for (source, target), texts in SENTENCES.items():
-            for text, translation in zip(texts, client.translate_batch(texts, source=source, target=target), strict=True):
+            for text, translation in zip(
+                texts, client.translate_batch(texts, source=source, target=target), strict=True
+            ):
                 print(f"{source}→{target}  {text}  →  {translation.text}")
         return server.stop()
 

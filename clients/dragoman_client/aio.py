@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -141,7 +141,7 @@ class AsyncClient:
     async def translate_stream(
         self, texts: Iterable[str], *, source: str, target: str, model: str = "", concurrency: int = 64,
         timeout: float | None = None,
-    ) -> AsyncIterator[Translation | DragomanError]:  # fmt: skip
+    ) -> AsyncGenerator[Translation | DragomanError]:  # fmt: skip
         """Translate any number of texts, many in flight at once; results come in the order of the texts.
 
         Args:
