@@ -172,8 +172,10 @@ class AsyncClient:
                 send_next()
                 yield result
         finally:
-            while not pending.empty():
-                pending.get_nowait().cancel()
+            abandoned = [pending.get_nowait() for _ in range(pending.qsize())]
+            for task in abandoned:
+                task.cancel()
+            await asyncio.gather(*abandoned, return_exceptions=True)
 
     async def models(self, timeout: float | None = None) -> list[ModelDescription]:
         """The models that the server offers, sorted by name."""

@@ -57,6 +57,8 @@ _CLASSES: dict[grpc.StatusCode, type[DragomanError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    # A call that the caller cancels raises asyncio.CancelledError; as a status, it comes from a server that stopped.
+    grpc.StatusCode.CANCELLED: UnavailableError,
 }
 
 

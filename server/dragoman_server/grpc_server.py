@@ -27,6 +27,11 @@ _LOG = logging.getLogger(__name__)
 _SERVICE = pb.DESCRIPTOR.services_by_name["TranslationService"].full_name
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
+_LINGER_S = 0.25
+"""How long calls that were under way to a draining server are still told so; once it stops, gRPC only cancels them."""
+_GOODBYE_S = 1.0
+"""How long the last answers may take to leave."""
+
 
 class Server:
     """Models, engines and the gRPC server around them.
@@ -41,6 +46,7 @@ class Server:
         self.repository = self._load_models()
         self.port = 0
         self._health = HealthServicer()
+        self._interceptor = CallInterceptor(self.metrics)
         self._stop_requested = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -102,7 +108,7 @@ class Server:
 
     def _build(self) -> grpc.aio.Server:
         settings = self.settings
-        server = grpc.aio.server(interceptors=[CallInterceptor(self.metrics)], options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(interceptors=[self._interceptor], options=[("grpc.so_reuseport", 0)])
         servicer = TranslationServicer(self.repository, settings.max_texts)
         pb_grpc.add_TranslationServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -156,6 +162,8 @@ class Server:
         """Stop being chosen, let running calls end, then stop."""
         _LOG.info("stopping: running calls have %g s to end", self.settings.drain_seconds)
         await self._health.enter_graceful_shutdown()
-        await server.stop(self.settings.drain_seconds)
+        await self._interceptor.drain(self.settings.drain_seconds)
+        await asyncio.sleep(_LINGER_S)
         for model in self.repository.models.values():
-            model.engine.stop()
+            model.engine.stop()  # whoever still waits is told that the server is shutting down
+        await server.stop(_GOODBYE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from dragoman_protos.v1 import translation_pb2 as pb
-from dragoman_server.errors import InvalidRequestError, ServiceError
+from dragoman_server.errors import InvalidRequestError, ServiceError, ShuttingDownError
 from dragoman_server.metrics import Metrics
 from dragoman_server.wire import Malformed, tolerant_parser
 
@@ -32,11 +33,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._num_running = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._inputs: dict[str, type[Message]] = {
             f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
             for service in pb.DESCRIPTOR.services_by_name.values()
             for method in service.methods
         }
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new calls from now on, and wait for the running ones, at most `timeout` seconds."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
 
     async def intercept_service(
         self,
@@ -57,7 +68,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def call(request: Message | Malformed, context: Context) -> Any:
             begun, code = time.monotonic(), grpc.StatusCode.OK
+            self._enter()
             try:
+                if self._draining:
+                    raise ShuttingDownError("the server is shutting down")  # noqa: TRY301 - counted like any other
                 return await behaviour(_well_formed(request), context)
             except ServiceError as error:
                 code = error.code
@@ -70,9 +84,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 _LOG.exception("%s failed", method)
                 await context.abort(code, "internal error; the server's log has the details")
             finally:
+                self._leave()
                 self._metrics.call_done(method, code.name, time.monotonic() - begun)
 
         return call
+
+    def _enter(self) -> None:
+        self._num_running += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._num_running -= 1
+        if not self._num_running:
+            self._idle.set()
 
 
 def _well_formed(request: Message | Malformed) -> Message:

@@ -219,6 +219,21 @@ async def test_a_full_queue_refuses_at_once() -> None:
     assert sum(isinstance(result, Sequence) for result in results) == 1
 
 
+async def test_cancelling_what_was_refused_or_has_ended_hurts_nobody() -> None:
+    core = make_engine(max_rows=1, max_waiting=1)
+    engine = AsyncEngine(core, "echo")
+    calls = [asyncio.create_task(engine.decode([5, 6], OPTIONS)) for _ in range(5)]
+    await asyncio.sleep(0)
+    for call in calls[1:]:
+        call.cancel()
+    await asyncio.sleep(0)
+    engine.start()
+    assert (await calls[0]).output_ids == [5, 6]
+    assert (await engine.decode([7], OPTIONS)).output_ids == [7]
+    assert engine.is_alive
+    engine.stop()
+
+
 async def test_stopping_tells_whoever_waits() -> None:
     engine = AsyncEngine(make_engine(), "echo")
     engine.start()

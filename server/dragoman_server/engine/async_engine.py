@@ -145,8 +145,10 @@ class AsyncEngine:
             match command:
                 case _Add(ticket):
                     self._add(ticket)
-                case _Cancel(sequence):
+                case _Cancel(sequence) if sequence.sequence_id in self._tickets:
                     self.engine.drop(sequence, FinishReason.CANCELLED)
+                case _Cancel():
+                    pass  # it has ended, or was never accepted
                 case _Stop():
                     return False
             if self.engine.scheduler.is_idle and self._tickets:
