@@ -8,8 +8,8 @@ import pytest
 
 from dragoman_bundle.bundle import Bundle, load_bundle
 from dragoman_bundle.manifest import Limits
-from dragoman_export.bundling import VARIANT_KINDS
 from dragoman_export.commands import export_run
+from dragoman_export.options import VARIANT_KINDS
 from tests.reversal import train_reversal
 
 REPOSITORY_ROOT = Path(__file__).parent.parent

@@ -8,8 +8,8 @@ from pathlib import Path
 from dragoman_bundle.architecture import PRESETS
 from dragoman_export.corpus import Corpus, Direction
 from dragoman_export.distributed import Process
-from dragoman_export.runs import RunOptions, train
-from dragoman_export.training import TrainingOptions
+from dragoman_export.options import RunOptions, TrainingOptions
+from dragoman_export.runs import train
 
 DIRECTION = Direction("fwd", "rev")
 WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"][:24]

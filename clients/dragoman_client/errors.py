@@ -5,7 +5,7 @@ DragomanError
 ├── NotFoundError            NOT_FOUND            no such model or language pair
 ├── OverloadedError          RESOURCE_EXHAUSTED   try again later
 ├── DeadlineExceededError    DEADLINE_EXCEEDED    the timeout passed
-├── UnavailableError         UNAVAILABLE          no server there, or it is shutting down
+├── UnavailableError         UNAVAILABLE          no server there, or it is stopping (CANCELLED: it has stopped)
 └── ServerError              anything else        a fault of the server
 """
 

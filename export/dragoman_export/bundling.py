@@ -19,7 +19,6 @@ from dragoman_bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     BundleManifest,
-    Device,
     DirectionSpec,
     GeneratedLength,
     Golden,
@@ -30,7 +29,6 @@ from dragoman_bundle.manifest import (
     Variant,
     variant_tensors,
 )
-from dragoman_bundle.tensors import DType
 from dragoman_export.batching import Example, Ids
 from dragoman_export.corpus import Direction
 from dragoman_export.decoding import LengthLimit, StepModel, TorchStepModel, greedy_search
@@ -40,6 +38,7 @@ from dragoman_export.graphs import GraphPair, build_graphs
 from dragoman_export.linear import FloatLinear, Int8Linear, LinearStyle
 from dragoman_export.model import Transformer
 from dragoman_export.onnx_steps import OnnxStepModel
+from dragoman_export.options import VariantKind
 from dragoman_export.parity import check_interface, compare
 from dragoman_export.quantization import calibrate
 from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, UNKNOWN_ID, language_tag
@@ -51,27 +50,6 @@ _DEFAULT_LENGTH = LengthLimit()
 
 Report = Callable[[str], None]
 """Receives lines about what is being done."""
-
-
-@dataclass(frozen=True, slots=True)
-class VariantKind:
-    """A device and a precision, written "cpu-int8"."""
-
-    device: Device
-    precision: Precision
-
-    def __str__(self) -> str:
-        return f"{self.device}-{self.precision}"
-
-    @property
-    def dtype(self) -> DType:
-        """Of activations and caches."""
-        return "float16" if self.precision == "fp16" else "float32"
-
-
-VARIANT_KINDS: dict[str, VariantKind] = {
-    str(kind): kind for kind in (VariantKind("cpu", "fp32"), VariantKind("cpu", "int8"), VariantKind("cuda", "fp16"))
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +114,7 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
         files["weights"],
     )
     _write_graphs(graphs, directory, files)
-    step_model = OnnxStepModel(directory, files["encoder"], files["decoder"], arch, source.limits.max_target_tokens)
+    step_model = OnnxStepModel(directory, files["encoder"], files["decoder"], arch)
     sources = parity_sources(source)
     limit = _DEFAULT_LENGTH._replace(maximum=source.limits.max_target_tokens)
     variant = Variant(
@@ -313,6 +291,5 @@ def load_step_model(bundle: Bundle, variant: Variant, num_threads: int = 0) -> O
         variant.encoder,
         variant.decoder,
         manifest.architecture,
-        manifest.limits.max_target_tokens,
         num_threads,
     )

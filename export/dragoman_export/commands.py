@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
 import dragoman_export
+from dragoman_bundle.architecture import PRESET_DROPOUT, PRESETS, Architecture
 from dragoman_bundle.bundle import Samples, load_bundle
 from dragoman_bundle.manifest import MANIFEST, BundleError, Limits
-from dragoman_export.bundling import Report, Source, VariantKind, export_bundle, load_step_model
+from dragoman_export.bundling import Report, Source, export_bundle, load_step_model
 from dragoman_export.checkpoint import load_model
-from dragoman_export.corpus import Corpus, Direction
+from dragoman_export.corpus import CleaningLimits, Corpus, Direction
 from dragoman_export.decoding import StepModel, TorchStepModel
+from dragoman_export.distributed import join_run
 from dragoman_export.evaluation import make_search, read_test_sets, score, translate
-from dragoman_export.runs import SAMPLES, open_run
+from dragoman_export.options import RunOptions, TrainingOptions, VariantKind
+from dragoman_export.runs import SAMPLES, open_run, train
 from dragoman_export.tokenization import load_tokenizer
+
+
+def train_model(given: Mapping[str, Any]) -> None:
+    """Train; `given` holds every option of the command by its name."""
+    changes = {field.name: given.get(field.name) for field in dataclasses.fields(Architecture)}
+    run = RunOptions(
+        directory=given["output"],
+        directions=tuple(given["pair"]),
+        corpora=tuple(given["train"]),
+        validation=tuple(given["valid"] or []),
+        architecture=PRESETS[given["preset"]] | {name: v for name, v in changes.items() if v and name != "vocab_size"},
+        limits=CleaningLimits(max_tokens=given["max_tokens"], max_ratio=given["max_ratio"]),
+        **_same_named(RunOptions, given),
+    )
+    dropout = PRESET_DROPOUT[given["preset"]] if given["dropout"] is None else given["dropout"]
+    options = TrainingOptions(**_same_named(TrainingOptions, given) | {"dropout": dropout})
+    with join_run(given["device"]) as process:
+        train(run, options, process)
+
+
+def _same_named(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given}
 
 
 def evaluate_model(

@@ -159,13 +159,17 @@ class CleaningLimits:
         return dataclasses.asdict(self)
 
 
-def clean(corpus: Corpus, report: CleaningReport, seen: set[Pair]) -> Iterator[Pair]:
+Seen = set[tuple[Pair, Direction | None]]
+"""Pairs, and the one direction for which they were met; None for all."""
+
+
+def clean(corpus: Corpus, report: CleaningReport, seen: Seen) -> Iterator[Pair]:
     """Normalised, deduplicated pairs of a corpus; what can be judged without a tokenizer is dropped here.
 
     Args:
         corpus: what to read.
         report: counts are added to it.
-        seen: pairs met before, in this corpus or another; grows.
+        seen: pairs met before, in this corpus or another that serves the same directions; grows.
     """
     for line in corpus.lines():
         report.num_read += 1
@@ -175,10 +179,10 @@ def clean(corpus: Corpus, report: CleaningReport, seen: set[Pair]) -> Iterator[P
         pair = Pair(normalize(line.source), normalize(line.target))
         if not (pair.source and pair.target):
             report.dropped["empty"] += 1
-        elif pair in seen:
+        elif (pair, None) in seen or (pair, corpus.only) in seen:
             report.dropped["duplicate"] += 1
         else:
-            seen.add(pair)
+            seen.add((pair, corpus.only))
             yield pair
 
 

@@ -23,6 +23,9 @@ from dragoman_export.tokenization import PADDING_ID
 
 Array = npt.NDArray[Any]
 
+_FIRST_CAPACITY = 32
+"""Target positions of a new cache; short ones are cheap to copy when rows are selected."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnnxState:
@@ -41,7 +44,6 @@ class OnnxStepModel:
         encoder: file name of the encoder graph.
         decoder: file name of the decode-step graph.
         arch: of the model.
-        capacity: most target positions.
         num_threads: of each graph; 0 lets ONNX Runtime choose.
     """
 
@@ -51,13 +53,11 @@ class OnnxStepModel:
         encoder: str,
         decoder: str,
         arch: Architecture,
-        capacity: int,
         num_threads: int = 0,
     ) -> None:
         self.encoder = open_session(directory / encoder, num_threads)
         self.decoder = open_session(directory / decoder, num_threads)
         self._arch = arch
-        self._capacity = capacity
 
     def start(self, sources: Sequence[Ids]) -> OnnxState:
         """Encode a padded batch and make empty self-attention caches."""
@@ -69,7 +69,7 @@ class OnnxStepModel:
         feeds = {tensors.INPUT_IDS: padded, tensors.SOURCE_LENGTHS: lengths}
         cross = dict(zip(names, self.encoder.run(names, feeds), strict=True))
         caches = {}
-        shape = (len(sources), self._arch.num_heads, self._capacity, self._arch.head_dim)
+        shape = (len(sources), self._arch.num_heads, _FIRST_CAPACITY, self._arch.head_dim)
         for layer in range(self._arch.decoder_layers):
             for name in (tensors.cross_key, tensors.cross_value):
                 caches[name(layer)] = cross[name(layer, "present")]
@@ -79,6 +79,7 @@ class OnnxStepModel:
 
     def step(self, state: OnnxState, last_ids: Rows) -> tuple[Logits, OnnxState]:
         """One decode step over all rows; the caches are updated in place."""
+        state = _with_room(state)
         num_rows = len(last_ids)
         feeds: dict[str, Array] = {
             tensors.INPUT_IDS: last_ids,
@@ -103,6 +104,15 @@ class OnnxStepModel:
         """Copy the caches of the given rows."""
         caches = {name: np.ascontiguousarray(cache[rows]) for name, cache in state.caches.items()}
         return OnnxState(caches, state.source_lengths[rows], state.past_len)
+
+
+def _with_room(state: OnnxState) -> OnnxState:
+    """The same state, with self-attention caches twice as long if they are full."""
+    own = {name: cache for name, cache in state.caches.items() if ".decoder." in name}
+    if any(cache.shape[2] > state.past_len for cache in own.values()):
+        return state
+    longer = {name: np.concatenate([cache, np.zeros_like(cache)], axis=2) for name, cache in own.items()}
+    return dataclasses.replace(state, caches=state.caches | longer)
 
 
 def open_session(path: Path, num_threads: int = 0) -> onnxruntime.InferenceSession:

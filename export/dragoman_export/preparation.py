@@ -9,14 +9,23 @@ import numpy as np
 from sentencepiece import SentencePieceProcessor
 
 from dragoman_export.batching import Example, WeightedExamples
-from dragoman_export.corpus import CleaningLimits, CleaningReport, Corpus, Direction, Pair, as_target, clean
+from dragoman_export.corpus import (
+    CleaningLimits,
+    CleaningReport,
+    Corpus,
+    Direction,
+    Pair,
+    Seen,
+    as_target,
+    clean,
+)
 from dragoman_export.errors import CorpusError
 from dragoman_export.tokenization import END_ID, TokenizerKind, language_tag, train_tokenizer
 
 
 def clean_corpora(corpora: Sequence[Corpus]) -> tuple[list[list[Pair]], dict[str, CleaningReport]]:
     """Clean every corpus; a pair that an earlier corpus had is a duplicate in a later one."""
-    seen: set[Pair] = set()
+    seen: Seen = set()
     reports = {corpus.name: CleaningReport() for corpus in corpora}
     return [list(clean(corpus, reports[corpus.name], seen)) for corpus in corpora], reports
 

@@ -7,16 +7,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from dragoman_export.evaluation import Quality
-
-if TYPE_CHECKING:
-    from dragoman_export.training import TrainingOptions
+from dragoman_export.options import TrainingOptions
 
 _WINDOW = 100
 """Steps over which loss and speed are averaged."""

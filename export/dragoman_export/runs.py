@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +16,20 @@ from dragoman_bundle.architecture import Architecture
 from dragoman_bundle.bundle import Samples
 from dragoman_export.batching import WeightedExamples
 from dragoman_export.checkpoint import assign_weights, load_weights, step_directories
-from dragoman_export.corpus import CleaningLimits, CleaningReport, Corpus, Direction, Pair
+from dragoman_export.corpus import CleaningReport, Direction, Pair
 from dragoman_export.distributed import Process
 from dragoman_export.errors import CheckpointError, TrainingError
 from dragoman_export.evaluation import read_test_sets
 from dragoman_export.model import Transformer
+from dragoman_export.options import RunOptions, TrainingOptions
 from dragoman_export.preparation import clean_corpora, encode_corpora, train_shared_tokenizer
-from dragoman_export.tokenization import TokenizerKind, load_tokenizer
-from dragoman_export.training import Trainer, TrainingOptions
+from dragoman_export.tokenization import check_tags, load_tokenizer
+from dragoman_export.training import Trainer
 
 _DESCRIPTION, _TOKENIZER = "run.json", "tokenizer.model"
 SAMPLES = "samples.json"
 _NUM_CALIBRATION_PAIRS = 400
 _NUM_PARITY_PAIRS = 520
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What to train: text, vocabulary, sizes."""
-
-    directory: Path
-    directions: tuple[Direction, ...]
-    corpora: tuple[Corpus, ...]
-    validation: tuple[Corpus, ...]
-    architecture: dict[str, Any]
-    """Fields of `Architecture` but `vocab_size`, which the tokenizer decides."""
-    vocab_size: int = 8000
-    """Pieces to train a tokenizer with; not used with `tokenizer`."""
-    tokenizer_kind: TokenizerKind = "unigram"
-    tokenizer: Path | None = None
-    """A SentencePiece model to use instead of training one."""
-    initial_weights: Path | None = None
-    """A checkpoint to start from instead of random weights."""
-    limits: CleaningLimits = field(default_factory=CleaningLimits)
-    max_validation_sentences: int = 0
-    """Of each validation file, per validation; 0 uses all."""
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """Of the corpora's columns."""
-        return tuple(self.directions[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +89,7 @@ def train(run: RunOptions, options: TrainingOptions, process: Process) -> dict[s
         _make_tokenizer(run, cleaned)
     process.wait()
     tokenizer = load_tokenizer(tokenizer_path)
+    check_tags(tokenizer, [direction.target for direction in run.directions])
     examples = encode_corpora(run.corpora, cleaned, reports, run.directions, tokenizer, run.limits)
     arch = Architecture(vocab_size=tokenizer.vocab_size(), **run.architecture)
     if process.is_main:

@@ -75,3 +75,18 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
         return sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
         raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from error
+
+
+def check_tags(tokenizer: sentencepiece.SentencePieceProcessor, languages: Iterable[str]) -> None:
+    """Make sure that a tokenizer has the tag of every language.
+
+    Raises:
+        TokenizerError: naming the tags it lacks.
+    """
+    tags = [language_tag(language) for language in languages]
+    missing = [tag for tag in tags if tokenizer.piece_to_id(tag) == tokenizer.unk_id()]
+    if missing:
+        raise TokenizerError(
+            f"the tokenizer has no piece {', '.join(missing)}: train it with control_symbols={tags}, or leave out "
+            "--tokenizer"
+        )

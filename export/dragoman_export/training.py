@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from sentencepiece import SentencePieceProcessor
@@ -36,46 +36,9 @@ from dragoman_export.errors import TrainingError
 from dragoman_export.evaluation import Quality, TestSet, evaluate
 from dragoman_export.loss import TokenLoss, generator_loss
 from dragoman_export.model import Transformer
+from dragoman_export.options import Precision, TrainingOptions
 from dragoman_export.progress import TrainingLog
 from dragoman_export.tokenization import PADDING_ID
-
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
-    """How to optimise; everything that changes the resulting weights for given examples and architecture."""
-
-    dropout: float = 0.1
-    """Residual dropout; 0 turns it off."""
-    label_smoothing: float = 0.1
-    """Epsilon of section 5.4; 0 turns it off."""
-    batch_tokens: int = 4096
-    """Padded tokens per batch and process."""
-    learning_rate: float = 1e-3
-    """Peak, reached at the end of the warm-up."""
-    warmup_steps: int = 1000
-    """Steps of linear increase, before the decay with 1/sqrt(step)."""
-    gradient_clip: float = 1.0
-    """Largest gradient norm; 0 turns clipping off."""
-    precision: Precision = "auto"
-    """Of matrix products; auto is bf16 on CPU and CUDA. Weights and optimiser stay fp32."""
-    max_steps: int = 100_000
-    """Optimiser steps."""
-    max_epochs: int = 0
-    """Passes over the weighted corpora; 0 is no limit."""
-    max_minutes: float = 0.0
-    """Wall-clock time of this process; 0 is no limit."""
-    validate_every: int = 1000
-    """Steps between validations, each of which writes a checkpoint."""
-    checkpoint_every: int = 200
-    """Steps between checkpoints for resuming."""
-    average: int = 5
-    """How many of the last validated checkpoints to average at the end."""
-    patience: int = 0
-    """Stop after so many validations without a better mean BLEU; 0 never stops early."""
-    seed: int = 1
-    """Of initial weights, dropout and data order."""
 
 
 @dataclass(slots=True)
@@ -233,7 +196,7 @@ class Trainer:
             log.validation(self.progress.step, qualities)
         own = torch.tensor(mean_bleu(qualities), dtype=torch.float64, device=self.process.device)
         bleu = float(self.process.sum(own))
-        if bleu > self.progress.best_bleu:
+        if self.test_sets and bleu > self.progress.best_bleu:
             self.progress.best_bleu, self.progress.best_step = bleu, self.progress.step
             self.progress.validations_since_best = 0
         else:
@@ -280,23 +243,25 @@ class Trainer:
         self.progress = Progress(**state["progress"])
 
     def _choose_final(self) -> None:
-        """Whichever validates better, the average of the last checkpoints or the best one, becomes `final`."""
-        candidates = []
-        best = self.directory / "best"
-        if best.is_dir():
-            candidates.append(load_model(best))
-        averaged = self._averaged(step_directories(self.checkpoints))
-        if len(averaged) > 1:
-            arch, weights = average_weights(averaged)
-            model = Transformer(arch)
+        """Whichever validates better, the average of the last checkpoints or the best one, becomes `final`.
+
+        Without validation text it is the average, or the newest checkpoint if there is nothing to average.
+        """
+        candidates: dict[str, Transformer] = {}
+        if (self.directory / "best").is_dir():
+            candidates["best"] = load_model(self.directory / "best")
+        checkpoints = step_directories(self.checkpoints)
+        averaged = self._averaged(checkpoints)
+        if len(averaged) > 1 or not candidates:
+            _, weights = average_weights(averaged or checkpoints[-1:])
+            model = Transformer(self.model.arch)
             assign_weights(model, weights, self.checkpoints)
-            candidates.append(model)
-        scores = [self._final_bleu(model) for model in candidates]
-        winner = max(range(len(candidates)), key=scores.__getitem__)
-        save_checkpoint(self.directory / "final", candidates[winner], None)
-        names = ["best", f"average of {len(averaged)}"]
-        summary = {names[i]: round(bleu, 2) for i, bleu in enumerate(scores)} | {"chosen": names[winner]}
-        (self.directory / "final.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            candidates[f"average of {len(averaged) or 1}"] = model
+        scores = {name: round(self._final_bleu(model), 2) for name, model in candidates.items()}
+        chosen = max(scores, key=scores.__getitem__)
+        save_checkpoint(self.directory / "final", candidates[chosen], None)
+        summary = json.dumps({"mean_bleu": scores, "chosen": chosen}, indent=2)
+        (self.directory / "final.json").write_text(summary + "\n", encoding="utf-8")
 
     def _final_bleu(self, model: Transformer) -> float:
         model.to(self.process.device)

@@ -34,9 +34,10 @@ from dragoman_client import (
     OverloadedError,
     UnavailableError,
 )
-from dragoman_export.bundling import VARIANT_KINDS, export_bundle, load_step_model
+from dragoman_export.bundling import export_bundle, load_step_model
 from dragoman_export.decoding import greedy_search
 from dragoman_export.evaluation import encode_source
+from dragoman_export.options import VARIANT_KINDS
 from dragoman_export.restoring import restore_source
 from dragoman_export.tokenization import END_ID, load_tokenizer
 from dragoman_protos.v1 import translation_pb2 as pb

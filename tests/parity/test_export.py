@@ -45,7 +45,7 @@ def build(arch: Architecture, directory: Path, seed: int = 0) -> tuple[Transform
     onnx.save(graphs.encoder, directory / "encoder.onnx")
     onnx.save(graphs.decoder, directory / "decoder.onnx")
     graphs.weights.write(directory)
-    return model, OnnxStepModel(directory, "encoder.onnx", "decoder.onnx", arch, capacity=32)
+    return model, OnnxStepModel(directory, "encoder.onnx", "decoder.onnx", arch)
 
 
 def sources(count: int, vocab_size: int, seed: int = 0) -> list[Ids]:
@@ -263,7 +263,7 @@ def test_a_row_is_bitwise_the_same_in_any_company(precision: str, reversal_bundl
     batch = sources(40, 200, seed=7)
     for threads in (1, 2):
         model = OnnxStepModel(
-            reversal_bundle.path, variant.encoder, variant.decoder, reversal_bundle.manifest.architecture, 32, threads
+            reversal_bundle.path, variant.encoder, variant.decoder, reversal_bundle.manifest.architecture, threads
         )
         alone = [forced(model, [source])[:, 0] for source in batch[:6]]
         for rows in (batch[:6], batch, batch[:6] + [batch[0]] * 9):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman_export.batching import Example, WeightedExamples, collate, epoch_batches
-from dragoman_export.corpus import CleaningLimits, CleaningReport, Corpus, Direction, Pair, clean
+from dragoman_export.corpus import CleaningLimits, CleaningReport, Corpus, Direction, Pair, Seen, clean
 from dragoman_export.errors import CorpusError
 from dragoman_export.text import harmonize_punctuation, normalize
 from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, load_tokenizer, train_tokenizer
@@ -23,6 +23,16 @@ def test_cleaning_counts_what_it_drops(tmp_path: Path) -> None:
     assert list(clean(Corpus((path,)), report, set())) == [Pair("你好", "hello"), Pair("A b c", "x")]
     assert report.num_read == 5
     assert report.dropped == {"duplicate": 1, "empty": 1, "without a second column": 1}
+
+
+def test_a_pair_may_come_twice_for_different_directions(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("一\tone\n", encoding="utf-8")
+    there, back = Direction("zh", "en"), Direction("en", "zh")
+    report = CleaningReport()
+    seen: Seen = set()
+    corpora = [Corpus((path,), only=there), Corpus((path,), only=back), Corpus((path,), only=there)]
+    assert [len(list(clean(corpus, report, seen))) for corpus in corpora] == [1, 1, 0]
 
 
 def test_two_files_must_be_line_aligned(tmp_path: Path) -> None:

@@ -32,10 +32,11 @@ from dragoman_export.errors import CheckpointError
 from dragoman_export.evaluation import Quality, encode_source
 from dragoman_export.loss import generator_loss
 from dragoman_export.model import Transformer
+from dragoman_export.options import TrainingOptions
 from dragoman_export.preparation import clean_corpora, encode_corpora
 from dragoman_export.runs import open_run
 from dragoman_export.tokenization import PADDING_ID, load_tokenizer
-from dragoman_export.training import TrainingOptions, learning_rate, mean_bleu
+from dragoman_export.training import learning_rate, mean_bleu
 from tests.reversal import DIRECTION, reverse, sentences, write_pairs
 
 TINY = ["--d-model", "32", "--num-heads", "2", "--d-ff", "48", "--encoder-layers", "1", "--decoder-layers", "1"]
@@ -212,6 +213,24 @@ def test_an_output_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     result = subprocess.run(python("dragoman_export", *other), capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "holds a run with other architecture" in result.stderr
+
+
+def test_without_validation_text_the_final_weights_are_the_last_ones_averaged(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    subprocess.run(python("dragoman_export", *command(tmp_path, "--output", str(run))), check=True)
+    averaged = [run / "checkpoints" / f"step-{step:08d}" for step in (20, 40, 60)]
+    assert step_directories(run / "checkpoints") == averaged
+    _, expected = average_weights(averaged)
+    for name, tensor in final_weights(run).items():
+        torch.testing.assert_close(tensor, expected[name])
+
+
+def test_a_tokenizer_without_the_tags_is_refused(tmp_path: Path, reversal_run: Path) -> None:
+    options = ["--output", str(tmp_path / "run"), "--tokenizer", str(reversal_run / "tokenizer.model")]
+    call = [argument.replace("fwd-rev", "fwd-xx") for argument in command(tmp_path, *options)]
+    result = subprocess.run(python("dragoman_export", *call), capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "the tokenizer has no piece <2xx>" in result.stderr
 
 
 def test_validation_scores_are_averaged() -> None:
