@@ -25,7 +25,8 @@ app = typer.Typer(
 Preset = Literal["base", "big", "small", "tiny"]
 _DEFAULTS = TrainingOptions()
 _CORPUS_HELP = (
-    "[DIRECTION=]PATH[,PATH2][@WEIGHT]: a TSV file, or two line-aligned files; columns as in the first --pair."
+    "A TSV file, or two line-aligned files PATH,PATH2; columns as in the first --pair. PATH@0.5 shows half of it in an "
+    "epoch, zh-en=PATH uses it for that direction only."
 )
 _VARIANT_HELP = f"One of {', '.join(VARIANT_KINDS)}; cpu-int8 if none. Repeatable."
 _PAIR_HELP = "What to translate, such as zh-en; twice (zh-en, en-zh) for one bilingual model."

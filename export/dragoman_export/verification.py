@@ -9,7 +9,6 @@ from dragoman_bundle.manifest import BundleError, BundleManifest, Variant
 from dragoman_export.bundling import (
     Report,
     Source,
-    VariantKind,
     export_bundle,
     load_step_model,
     parity_sources,
@@ -18,6 +17,7 @@ from dragoman_export.decoding import LengthLimit, TorchStepModel, greedy_search
 from dragoman_export.errors import CheckpointError, ExportError
 from dragoman_export.evaluation import encode_source
 from dragoman_export.onnx_steps import OnnxStepModel
+from dragoman_export.options import VariantKind
 from dragoman_export.parity import check_interface, compare
 from dragoman_export.restoring import restore_source
 
