@@ -31,6 +31,10 @@ _Input = Annotated[Path | None, typer.Option(help="UTF-8 file, one text a line."
 _Output = Annotated[Path | None, typer.Option(help="File for the translations, one a line. Without: stdout.")]
 
 
+class InputError(Exception):
+    """Input that cannot be read as text."""
+
+
 @app.command()
 def translate(
     source: Annotated[str, typer.Option(help="Language of the text, such as zh.")],
@@ -51,6 +55,8 @@ def translate(
     """
     if text and input:
         raise typer.BadParameter("give TEXT or --input, not both")
+    if input and output and output.exists() and output.samefile(input):
+        raise typer.BadParameter("--output is the --input file, which would be lost; choose another")
     options = LineOptions(source=source, target=target, model=model, concurrency=concurrency, as_json=json)
     with ExitStack() as files:
         lines = text or _read_lines(files.enter_context(_open_input(input)))
@@ -86,7 +92,7 @@ def _read_lines(file: TextIO) -> Iterator[str]:
         for line in file:
             yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"the input is not UTF-8: {error}") from error
+        raise InputError(f"the input is not UTF-8: {error}") from error
 
 
 def _count_lines(path: Path) -> int:
@@ -115,7 +121,7 @@ def main() -> None:
     """Run the command line: exit code 0, 1 if it failed, 2 if it was called wrongly."""
     try:
         app()
-    except (DragomanError, OSError) as error:
+    except (DragomanError, InputError, OSError) as error:
         _complain(f"error: {error}")
         sys.exit(1)
 

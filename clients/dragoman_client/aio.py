@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import grpc
 
-from dragoman_client.errors import DragomanError, from_rpc_error
+from dragoman_client.errors import DragomanError, InvalidRequestError, from_rpc_error
 from dragoman_protos.v1 import translation_pb2 as pb
 from dragoman_protos.v1 import translation_pb2_grpc as pb_grpc
 
 DEFAULT_SERVER = "localhost:50051"
 DEFAULT_TIMEOUT_S = 30.0
 
-FinishReason = Literal["eos", "length"]
+FinishReason = Literal["eos", "length", "unknown"]
 _FINISH_REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_EOS: "eos", pb.FINISH_REASON_LENGTH: "length"}
 
 _MAX_MESSAGE_BYTES = 64 * 2**20
@@ -29,7 +29,7 @@ class Translation:
 
     text: str
     finish_reason: FinishReason
-    """"eos": complete. "length": cut at the limit; text may be missing."""
+    """"eos": complete. "length": cut at the limit; text may be missing. "unknown": of a newer server."""
     source_tokens: int
     target_tokens: int
     model: str
@@ -129,13 +129,16 @@ class AsyncClient:
         Returns:
             The translations, in the order of the texts.
         """
-        request = pb.TranslateRequest(
-            texts=texts,
-            source_language=source,
-            target_language=target,
-            model=model,
-            options=pb.DecodingOptions(max_target_tokens=max_target_tokens),
-        )
+        try:
+            request = pb.TranslateRequest(
+                texts=texts,
+                source_language=source,
+                target_language=target,
+                model=model,
+                options=pb.DecodingOptions(max_target_tokens=max_target_tokens),
+            )
+        except ValueError as error:  # a number out of range, or text with lone surrogates
+            raise InvalidRequestError(str(error), grpc.StatusCode.INVALID_ARGUMENT) from error
         return _translations(await self._call(self._stub.Translate, request, timeout))
 
     async def translate_stream(
@@ -155,27 +158,33 @@ class AsyncClient:
         Yields:
             Per text its translation, or the error that it alone met.
         """
-        pending: asyncio.Queue[asyncio.Task[Translation]] = asyncio.Queue()
-        remaining = iter(texts)
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        pending: asyncio.Queue[asyncio.Task[Translation] | None] = asyncio.Queue(concurrency)
+        in_flight = asyncio.Semaphore(concurrency)
 
-        def send_next() -> None:
-            text = next(remaining, None)
-            if text is not None:
+        async def feed() -> None:
+            remaining = iter(texts)
+            while True:
+                await in_flight.acquire()
+                # On a thread: texts may come from a pipe that is silent for minutes.
+                text = await asyncio.to_thread(next, remaining, None)
+                if text is None:
+                    return await pending.put(None)
                 call = self.translate(text, source=source, target=target, model=model, timeout=timeout)
-                pending.put_nowait(asyncio.create_task(call))
+                await pending.put(asyncio.create_task(call))
 
+        feeder = asyncio.create_task(feed())
         try:
-            for _ in range(concurrency):
-                send_next()
-            while not pending.empty():
-                result = await _outcome(pending.get_nowait())
-                send_next()
+            while (task := await _next_of(pending, feeder)) is not None:
+                result = await _outcome(task)
+                in_flight.release()
                 yield result
         finally:
-            abandoned = [pending.get_nowait() for _ in range(pending.qsize())]
-            for task in abandoned:
-                task.cancel()
-            await asyncio.gather(*abandoned, return_exceptions=True)
+            left = [task for task in (pending.get_nowait() for _ in range(pending.qsize())) if task is not None]
+            for abandoned in (feeder, *left):
+                abandoned.cancel()
+            await asyncio.gather(feeder, *left, return_exceptions=True)
 
     async def models(self, timeout: float | None = None) -> list[ModelDescription]:
         """The models that the server offers, sorted by name."""
@@ -200,6 +209,21 @@ class AsyncClient:
             raise from_rpc_error(error) from error
 
 
+T = TypeVar("T")
+
+
+async def _next_of(pending: asyncio.Queue[T], feeder: asyncio.Task[None]) -> T:
+    """The next item; if the feeder fails instead of giving one, its error."""
+    getter = asyncio.create_task(pending.get())
+    try:
+        await asyncio.wait([getter, feeder], return_when=asyncio.FIRST_COMPLETED)
+        if not getter.done() and feeder.done() and feeder.exception() is not None:
+            feeder.result()
+        return await getter
+    finally:
+        getter.cancel()
+
+
 async def _outcome(task: asyncio.Task[Translation]) -> Translation | DragomanError:
     try:
         return await task
@@ -211,7 +235,7 @@ def _translations(response: pb.TranslateResponse) -> list[Translation]:
     return [
         Translation(
             text=translation.text,
-            finish_reason=_FINISH_REASONS[translation.finish_reason],
+            finish_reason=_FINISH_REASONS.get(translation.finish_reason, "unknown"),
             source_tokens=translation.source_tokens,
             target_tokens=translation.target_tokens,
             model=response.model,

@@ -44,7 +44,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; a second call does nothing."""
+        if self._loop.is_closed():
+            return
         self._run(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

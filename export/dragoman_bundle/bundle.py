@@ -59,6 +59,7 @@ def _consistency_problems(manifest: BundleManifest) -> Iterator[str]:
         yield "it has no variant"
     if not manifest.directions:
         yield "it has no direction"
+    directions = {(direction.source, direction.target) for direction in manifest.directions}
     named = {manifest.tokenizer, manifest.samples}
     for variant in manifest.variants:
         label = f"variant {variant.device}-{variant.precision}"
@@ -67,6 +68,8 @@ def _consistency_problems(manifest: BundleManifest) -> Iterator[str]:
             yield f"{label} failed parity: {variant.parity.requirement}"
         if not variant.goldens:
             yield f"{label} has no golden outputs"
+        if any((golden.source, golden.target) not in directions for golden in variant.goldens):
+            yield f"{label} has golden outputs of a direction that the model does not have"
         if variant.tensors != variant_tensors(manifest.architecture, variant.cache_dtype):
             yield f"{label} has tensors that are not those of its architecture"
     for name in sorted(named - set(manifest.files)):
@@ -127,4 +130,6 @@ class Samples:
     def save(self, path: Path) -> None:
         """Write as JSON."""
         fields = {"calibration": self.calibration, "parity": self.parity}
-        path.write_text(json.dumps(fields, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        aside = path.with_name(f".{path.name}.partial")
+        aside.write_text(json.dumps(fields, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        aside.rename(path)

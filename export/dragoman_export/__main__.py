@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -70,25 +71,34 @@ def train(
     num_heads: Annotated[int | None, typer.Option(help="Heads; the preset's if not given.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Width of one head; d_model / num_heads if not given.")] = None,
     d_ff: Annotated[int | None, typer.Option(help="Feed-forward width; the preset's if not given.")] = None,
+    tied_embeddings: Annotated[bool, typer.Option(help="One matrix for both embeddings and the output.")] = True,
     norm: Annotated[Norm | None, typer.Option(help="post (as published) or pre; the preset's if not given.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Of residuals; the preset's if not given, 0: off.")] = None,
-    vocab_size: Annotated[int, typer.Option(help="Pieces of the shared SentencePiece vocabulary.")] = 8000,
+    dropout: Annotated[
+        float | None, typer.Option(help="Of residuals; the preset's if not given, 0: off.", min=0, max=0.99)
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(help="Pieces of the shared SentencePiece vocabulary.", min=1)] = 8000,
     tokenizer_kind: Annotated[TokenizerKind, typer.Option(help="SentencePiece algorithm.")] = "unigram",
     tokenizer: Annotated[Path | None, typer.Option(help="SentencePiece model to use; trained if not given.")] = None,
     initial_weights: Annotated[Path | None, typer.Option(help="A checkpoint directory to start from.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Drop examples with a longer side, in tokens.")] = 128,
     max_ratio: Annotated[float, typer.Option(help="Drop examples with a larger length ratio; 0 disables.")] = 4.0,
-    label_smoothing: Annotated[float, typer.Option(help="Epsilon; 0 turns it off.")] = _DEFAULTS.label_smoothing,
-    batch_tokens: Annotated[int, typer.Option(help="Padded tokens per batch and process.")] = _DEFAULTS.batch_tokens,
+    label_smoothing: Annotated[
+        float, typer.Option(help="Epsilon; 0 turns it off.", min=0, max=0.99)
+    ] = _DEFAULTS.label_smoothing,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Padded tokens per batch and process.", min=1)
+    ] = _DEFAULTS.batch_tokens,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = _DEFAULTS.learning_rate,
     warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = _DEFAULTS.warmup_steps,
     gradient_clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 disables.")] = _DEFAULTS.gradient_clip,
     precision: Annotated[Precision, typer.Option(help="Of matrix products; auto is bf16.")] = _DEFAULTS.precision,
-    max_steps: Annotated[int, typer.Option(help="Optimiser steps.")] = _DEFAULTS.max_steps,
+    max_steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = _DEFAULTS.max_steps,
     max_epochs: Annotated[int, typer.Option(help="Passes over the weighted corpora; 0 is no limit.")] = 0,
     max_minutes: Annotated[float, typer.Option(help="Minutes of wall-clock time; 0 is no limit.")] = 0.0,
-    validate_every: Annotated[int, typer.Option(help="Steps between validations.")] = _DEFAULTS.validate_every,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = _DEFAULTS.checkpoint_every,
+    validate_every: Annotated[int, typer.Option(help="Steps between validations.", min=1)] = _DEFAULTS.validate_every,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between checkpoints.", min=1)
+    ] = _DEFAULTS.checkpoint_every,
     average: Annotated[int, typer.Option(help="Validated checkpoints to average; 0 disables.")] = _DEFAULTS.average,
     patience: Annotated[int, typer.Option(help="Stop after so many validations without gain; 0 never.")] = 0,
     max_validation_sentences: Annotated[int, typer.Option(help="Per file and validation; 0 uses all.")] = 0,
@@ -99,7 +109,9 @@ def train(
     given = dict(locals())
     from dragoman_export.commands import train_model
 
-    train_model(given)
+    if not train_model(given):
+        _say("stopped by a signal; run the same command again to resume")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -170,6 +182,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """Run the command line: exit code 0, 1 if it failed, 2 if it was called wrongly."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         app()
     except (ExportError, BundleError, ArchitectureError, OSError) as error:

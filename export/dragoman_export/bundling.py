@@ -45,6 +45,7 @@ from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, UNKNOWN_I
 
 TOKENIZER, SAMPLES = "tokenizer.model", "samples.json"
 _GOLDENS_PER_DIRECTION = 6
+_MAX_CALIBRATION_CHARACTERS = 500
 _GOLDEN_TOKENS = range(4, 16)
 _DEFAULT_LENGTH = LengthLimit()
 
@@ -70,7 +71,12 @@ class Source:
 
 
 def export_bundle(
-    source: Source, output: Path, kinds: Sequence[VariantKind], test_sets: Sequence[TestSet], report: Report
+    source: Source,
+    output: Path,
+    kinds: Sequence[VariantKind],
+    test_sets: Sequence[TestSet],
+    report: Report,
+    known_quality: tuple[QualityScore, ...] = (),
 ) -> BundleManifest:
     """Write a bundle; `output` appears only once everything in it has been proved.
 
@@ -80,6 +86,7 @@ def export_bundle(
         kinds: variants to build.
         test_sets: quality is measured on them for every precision, greedy and beam 4; may be empty.
         report: is told what happens.
+        known_quality: scores measured before, to keep in the manifest.
 
     Raises:
         ParityError: graphs do not compute what the model computes.
@@ -93,7 +100,7 @@ def export_bundle(
             variant, step_models[kind.precision] = _build_variant(source, kind, directory)
             report(f"  {_summary(variant)}")
             variants.append(variant)
-        quality = measure_quality(source, step_models, test_sets, report) if test_sets else ()
+        quality = known_quality + (measure_quality(source, step_models, test_sets, report) if test_sets else ())
         manifest = _manifest(source, variants, quality, directory)
         (directory / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
@@ -117,6 +124,8 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
     step_model = OnnxStepModel(directory, files["encoder"], files["decoder"], arch)
     sources = parity_sources(source)
     limit = _DEFAULT_LENGTH._replace(maximum=source.limits.max_target_tokens)
+    tensors = variant_tensors(arch, kind.dtype)
+    check_interface(step_model, tensors)
     variant = Variant(
         device=kind.device,
         precision=kind.precision,
@@ -124,9 +133,8 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
         cache_dtype=kind.dtype,
         parity=compare(TorchStepModel(source.model), step_model, sources, kind.precision, limit, source.reference),
         goldens=tuple(_choose_goldens(source, step_model, limit)),
-        tensors=variant_tensors(arch, kind.dtype),
+        tensors=tensors,
     )
-    check_interface(step_model, variant)
     if not variant.parity.passed:
         raise ParityError(f"{kind} failed parity: {_summary(variant)}; required: {variant.parity.requirement}")
     return variant, step_model
@@ -173,6 +181,7 @@ def _calibration_examples(source: Source) -> list[Example]:
         )
         for direction, texts, translations in _columns(source, source.samples.calibration)
         for text, translation in zip(texts, translations, strict=True)
+        if max(len(text), len(translation)) < _MAX_CALIBRATION_CHARACTERS
     ]
 
 
@@ -182,6 +191,8 @@ def _choose_goldens(source: Source, model: StepModel, limit: LengthLimit) -> Ite
         scored = []
         for text in texts[:150]:
             ids = encode_source(source.tokenizer, text, direction)
+            if len(ids) > source.limits.max_source_tokens:
+                continue
             [tokens] = greedy_search(model, [ids], limit)
             scored.append((_smallest_margin(model, ids, tokens), text, tokens))
         usable = [row for row in scored if len(row[2]) in _GOLDEN_TOKENS] or scored
@@ -215,7 +226,7 @@ def measure_quality(
     for precision, model in models.items():
         for width in (1, 4):
             search = "greedy" if width == 1 else f"beam {width}"
-            for quality in evaluate(model, source.tokenizer, test_sets, make_search(width)):
+            for quality in evaluate(model, source.tokenizer, test_sets, make_search(width, limits=source.limits)):
                 report(f"{precision} {search}: {quality}")
                 scores.append(
                     QualityScore(

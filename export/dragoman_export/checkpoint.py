@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +37,31 @@ def save_checkpoint(path: Path, model: Transformer, training_state: dict[str, An
     save_file(_own_tensors(model), aside / WEIGHTS)
     if training_state is not None:
         torch.save(training_state, aside / TRAINING_STATE)
-    for file in aside.iterdir():
+    for file in (*aside.iterdir(), aside):
         _sync(file)
     if path.exists():
-        shutil.rmtree(path)
-    aside.rename(path)
+        # Out of the way in one move: half a checkpoint must never stand under its name.
+        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        path.rename(old)
+        aside.rename(path)
+        shutil.rmtree(old)
+    else:
+        aside.rename(path)
     _sync(path.parent)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file; readers see the old content or the new, never a part."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    aside.write_text(text, encoding="utf-8")
+    _sync(aside)
+    aside.rename(path)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a killed process was writing."""
+    for path in [*directory.glob(".*.partial"), *directory.glob(".*.old")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _own_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -108,8 +128,8 @@ def assign_weights(model: Transformer, weights: dict[str, Tensor], origin: Path)
 def load_training_state(path: Path) -> dict[str, Any]:
     """What `save_checkpoint` was given as `training_state`; nothing in the file is executed."""
     try:
-        state: dict[str, Any] = torch.load(path / TRAINING_STATE, weights_only=True)
-    except (OSError, RuntimeError) as error:
+        state: dict[str, Any] = torch.load(path / TRAINING_STATE, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}") from error
     return state
 

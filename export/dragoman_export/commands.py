@@ -25,22 +25,24 @@ from dragoman_export.runs import SAMPLES, open_run, train
 from dragoman_export.tokenization import load_tokenizer
 
 
-def train_model(given: Mapping[str, Any]) -> None:
-    """Train; `given` holds every option of the command by its name."""
-    changes = {field.name: given.get(field.name) for field in dataclasses.fields(Architecture)}
+def train_model(given: Mapping[str, Any]) -> bool:
+    """Train; `given` holds every option of the command by its name. False if a signal stopped it."""
+    changes = {
+        field.name: given.get(field.name) for field in dataclasses.fields(Architecture) if field.name != "vocab_size"
+    }
     run = RunOptions(
         directory=given["output"],
         directions=tuple(given["pair"]),
         corpora=tuple(given["train"]),
         validation=tuple(given["valid"] or []),
-        architecture=PRESETS[given["preset"]] | {name: v for name, v in changes.items() if v and name != "vocab_size"},
+        architecture=PRESETS[given["preset"]] | {name: v for name, v in changes.items() if v is not None},
         limits=CleaningLimits(max_tokens=given["max_tokens"], max_ratio=given["max_ratio"]),
         **_same_named(RunOptions, given),
     )
     dropout = PRESET_DROPOUT[given["preset"]] if given["dropout"] is None else given["dropout"]
     options = TrainingOptions(**_same_named(TrainingOptions, given) | {"dropout": dropout})
     with join_run(given["device"]) as process:
-        train(run, options, process)
+        return train(run, options, process)
 
 
 def _same_named(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,8 +111,9 @@ class Corpus:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        # Not splitlines(): U+2028 and friends inside a sentence must not end it.
-        return path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            # Not splitlines(): U+2028 and friends inside a sentence must not end it.
+            return [line.rstrip("\r") for line in file.read().removesuffix("\n").split("\n")]
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8: {error}") from error
 

@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_TIMEOUT = timedelta(hours=6)
+"""The others wait while the main process trains a tokenizer and validates, however long that takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ def join_run(device: str) -> Iterator[Process]:
     if process.device.type == "cuda":
         torch.cuda.set_device(process.device)
     if world_size > 1:
-        dist.init_process_group("nccl" if process.device.type == "cuda" else "gloo")
+        backend = "nccl" if process.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_TIMEOUT)
     try:
         yield process
     finally:

@@ -12,9 +12,10 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sentencepiece import SentencePieceProcessor
 
+from dragoman_bundle.manifest import Limits
 from dragoman_export.batching import Ids
 from dragoman_export.corpus import Corpus, Direction
-from dragoman_export.decoding import Search, StepModel, beam_search, decode_corpus, greedy_search
+from dragoman_export.decoding import LengthLimit, Search, StepModel, beam_search, decode_corpus, greedy_search
 from dragoman_export.tokenization import END_ID, language_tag
 
 _BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char", "th": "char"}
@@ -80,11 +81,12 @@ def encode_source(tokenizer: SentencePieceProcessor, text: str, direction: Direc
     return np.array([tag, *tokenizer.encode(text), END_ID], np.int32)
 
 
-def make_search(beam_width: int, length_penalty: float = 1.0) -> Search:
-    """Greedy search for width 1, beam search above."""
+def make_search(beam_width: int, length_penalty: float = 1.0, limits: Limits | None = None) -> Search:
+    """Greedy search for width 1, beam search above; outputs stay within a bundle's `limits`."""
+    limit = LengthLimit(maximum=limits.max_target_tokens) if limits else LengthLimit()
     if beam_width == 1:
-        return greedy_search
-    return partial(beam_search, width=beam_width, length_penalty=length_penalty)
+        return partial(greedy_search, limit=limit)
+    return partial(beam_search, width=beam_width, length_penalty=length_penalty, limit=limit)
 
 
 def translate(

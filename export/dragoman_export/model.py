@@ -232,6 +232,11 @@ class Transformer(nn.Module):
         self.register_buffer("positions", sinusoidal_positions(max_positions, arch.d_model), persistent=False)
         self._initialise()
 
+    @property
+    def max_positions(self) -> int:
+        """Longest source or target, in tokens."""
+        return self.positions.shape[0]
+
     def _initialise(self) -> None:
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -296,10 +301,8 @@ class Transformer(nn.Module):
 
     def _embed(self, table: nn.Embedding, ids: Tensor, first_position: int = 0) -> Tensor:
         last_position = first_position + ids.shape[1]
-        if last_position > self.positions.shape[0]:
-            raise ValueError(
-                f"a sequence of {last_position} tokens is longer than max_positions {self.positions.shape[0]}"
-            )
+        if last_position > self.max_positions:
+            raise ValueError(f"a sequence of {last_position} tokens is longer than max_positions {self.max_positions}")
         scaled = table(ids) * math.sqrt(self.arch.d_model)
         embedded: Tensor = self.embedding_dropout(scaled + self.positions[first_position:last_position])
         return embedded

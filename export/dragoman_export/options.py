@@ -73,11 +73,6 @@ class RunOptions:
     max_validation_sentences: int = 0
     """Of each validation file, per validation; 0 uses all."""
 
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """Of the corpora's columns."""
-        return tuple(self.directions[0])
-
 
 @dataclass(frozen=True, slots=True)
 class VariantKind:

@@ -23,11 +23,12 @@ from dragoman_export.errors import CorpusError
 from dragoman_export.tokenization import END_ID, TokenizerKind, language_tag, train_tokenizer
 
 
-def clean_corpora(corpora: Sequence[Corpus]) -> tuple[list[list[Pair]], dict[str, CleaningReport]]:
+def clean_corpora(corpora: Sequence[Corpus]) -> tuple[list[list[Pair]], list[CleaningReport]]:
     """Clean every corpus; a pair that an earlier corpus had is a duplicate in a later one."""
     seen: Seen = set()
-    reports = {corpus.name: CleaningReport() for corpus in corpora}
-    return [list(clean(corpus, reports[corpus.name], seen)) for corpus in corpora], reports
+    reports = [CleaningReport() for _ in corpora]
+    cleaned = [list(clean(corpus, report, seen)) for corpus, report in zip(corpora, reports, strict=True)]
+    return cleaned, reports
 
 
 def train_shared_tokenizer(
@@ -51,7 +52,7 @@ def _sides(cleaned: Sequence[Sequence[Pair]]) -> Iterator[str]:
 def encode_corpora(
     corpora: Sequence[Corpus],
     cleaned: Sequence[Sequence[Pair]],
-    reports: dict[str, CleaningReport],
+    reports: Sequence[CleaningReport],
     directions: Sequence[Direction],
     tokenizer: SentencePieceProcessor,
     limits: CleaningLimits,
@@ -62,8 +63,7 @@ def encode_corpora(
         CorpusError: nothing is left to train on.
     """
     prepared = []
-    for corpus, pairs in zip(corpora, cleaned, strict=True):
-        report = reports[corpus.name]
+    for corpus, pairs, report in zip(corpora, cleaned, reports, strict=True):
         # Source-side and target-side ids of both columns; the columns are in the order of the first direction.
         as_sources = [tokenizer.encode([pair[i] for pair in pairs]) for i in (0, 1)]
         as_targets = [tokenizer.encode([as_target(pair[i]) for pair in pairs]) for i in (0, 1)]
@@ -77,7 +77,10 @@ def encode_corpora(
                 prepared.append(WeightedExamples(examples, corpus.weight))
     if not any(weighted.examples for weighted in prepared):
         raise CorpusError(
-            "nothing is left to train on: " + "; ".join(f"{name}: {report}" for name, report in reports.items())
+            "nothing is left to train on: "
+            + "; ".join(
+                f"{name}: {report}" for name, report in zip([corpus.name for corpus in corpora], reports, strict=True)
+            )
         )
     return prepared
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from dragoman_export.evaluation import Quality
-from dragoman_export.options import TrainingOptions
 
 _WINDOW = 100
 """Steps over which loss and speed are averaged."""
@@ -23,16 +23,16 @@ _WINDOW = 100
 class TrainingLog:
     """A progress bar on a terminal, log lines elsewhere; `validations.jsonl` and TensorBoard files."""
 
-    def __init__(self, directory: Path, options: TrainingOptions, enabled: bool) -> None:
+    def __init__(self, directory: Path, enabled: bool) -> None:
         self._directory = directory
         self._enabled = enabled
         self._console = Console(stderr=True, highlight=False)
         self._bar = Progress(
-            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(),
+            TextColumn("step {task.fields[step]:,}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
             TextColumn("{task.description}"),
             console=self._console, disable=not (enabled and self._console.is_terminal),
         )  # fmt: skip
-        self._task = self._bar.add_task("starting", total=options.max_steps)
+        self._task = self._bar.add_task("starting", total=1.0, step=0)
         self._writer = SummaryWriter(str(directory / "tensorboard")) if enabled else None
         self._window_start = time.monotonic()
         self._window: list[tuple[float, float, int]] = []
@@ -48,22 +48,24 @@ class TrainingLog:
         if self._writer:
             self._writer.close()
 
-    def step(self, step: int, loss: float, nll: float, num_tokens: int, gradient_norm: object) -> None:
+    def step(
+        self, step: int, share_done: float, means: tuple[float, float], num_tokens: int, gradient_norm: torch.Tensor
+    ) -> None:
         """Record one optimiser step.
 
         Args:
             step: counted from 1.
-            loss: label-smoothed, nats per target token.
-            nll: without smoothing, nats per target token.
+            share_done: of the run, 0 to 1.
+            means: loss with label smoothing and without, nats per target token.
             num_tokens: target tokens of the step, over all processes.
             gradient_norm: before clipping.
         """
         if self._writer is None:
             return
-        self._window.append((loss, nll, num_tokens))
-        self._bar.update(self._task, completed=step)
+        self._window.append((*means, num_tokens))
+        self._bar.update(self._task, completed=share_done, step=step)
         if step % _WINDOW == 0:
-            self._flush(step, float(gradient_norm))  # type: ignore[arg-type]
+            self._flush(step, float(gradient_norm))
 
     def _flush(self, step: int, gradient_norm: float) -> None:
         assert self._writer is not None

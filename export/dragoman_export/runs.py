@@ -15,7 +15,7 @@ import torch
 from dragoman_bundle.architecture import Architecture
 from dragoman_bundle.bundle import Samples
 from dragoman_export.batching import WeightedExamples
-from dragoman_export.checkpoint import assign_weights, load_weights, step_directories
+from dragoman_export.checkpoint import assign_weights, load_weights, step_directories, write_atomically
 from dragoman_export.corpus import CleaningReport, Direction, Pair
 from dragoman_export.distributed import Process
 from dragoman_export.errors import CheckpointError, TrainingError
@@ -76,11 +76,11 @@ def open_run(directory: Path) -> Run:
         raise CheckpointError(f"{directory} is not a training run: {error}") from error
 
 
-def train(run: RunOptions, options: TrainingOptions, process: Process) -> dict[str, CleaningReport]:
+def train(run: RunOptions, options: TrainingOptions, process: Process) -> bool:
     """Prepare a run, or resume it, and train to the end.
 
     Returns:
-        What cleaning dropped, per corpus.
+        Whether it reached its limit; False if a signal stopped it.
     """
     _check_directions(run.directions)
     cleaned, reports = clean_corpora(run.corpora)
@@ -97,8 +97,7 @@ def train(run: RunOptions, options: TrainingOptions, process: Process) -> dict[s
         _save_samples(run, cleaned, options.seed)
     test_sets = read_test_sets(run.validation, run.directions, run.max_validation_sentences)
     model = _initial_model(run, options, arch, examples)
-    Trainer(run.directory, model, examples, tokenizer, test_sets, options, process).run()
-    return reports
+    return Trainer(run.directory, model, examples, tokenizer, test_sets, options, process).run()
 
 
 def _check_directions(directions: Sequence[Direction]) -> None:
@@ -128,8 +127,9 @@ def _save_samples(run: RunOptions, cleaned: Sequence[Sequence[Pair]], seed: int)
     drawn = rng.choices(range(len(cleaned)), weights, k=_NUM_CALIBRATION_PAIRS)
     calibration = [rng.choice(cleaned[index]) for index in drawn]
     unseen = [pair for corpus in run.validation for pair in corpus.lines() if pair and all(pair)]
-    parity = unseen or [pair for pairs in cleaned for pair in pairs]
-    rng.shuffle(parity)
+    rng.shuffle(unseen)
+    seen = [pair for pairs in cleaned for pair in pairs]
+    parity = unseen + rng.sample(seen, min(len(seen), max(0, _NUM_PARITY_PAIRS - len(unseen))))
     Samples(calibration, parity[:_NUM_PARITY_PAIRS]).save(run.directory / SAMPLES)
 
 
@@ -145,9 +145,7 @@ def _initial_model(
     return model
 
 
-def _describe(
-    run: RunOptions, options: TrainingOptions, arch: Architecture, reports: dict[str, CleaningReport]
-) -> None:
+def _describe(run: RunOptions, options: TrainingOptions, arch: Architecture, reports: Sequence[CleaningReport]) -> None:
     path = run.directory / _DESCRIPTION
     description = {
         "directions": [str(direction) for direction in run.directions],
@@ -160,21 +158,30 @@ def _describe(
                 "weight": corpus.weight,
                 "direction": str(corpus.only) if corpus.only else None,
                 "sha256": corpus.digest(),
-                "examples": reports[corpus.name].to_dict(),
+                "examples": report.to_dict(),
             }
-            for corpus in run.corpora
+            for corpus, report in zip(run.corpora, reports, strict=True)
         ],
     }
     if path.exists():
         _check_same_run(path, description)
-    path.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(description, indent=2) + "\n")
 
 
 def _check_same_run(path: Path, description: dict[str, Any]) -> None:
     before = json.loads(path.read_text(encoding="utf-8"))
-    changed = [name for name in ("directions", "architecture") if before[name] != description[name]]
+    changed = [name for name, value in _identity(description).items() if _identity(before)[name] != value]
     if changed:
         raise TrainingError(
             f"{path.parent} holds a run with other {' and '.join(changed)}; resume it with the same ones, or choose "
             "another --output"
         )
+
+
+def _identity(description: dict[str, Any]) -> dict[str, Any]:
+    """What must stay the same for a resumed run to be the same run: everything but when to stop."""
+    limits = ("max_steps", "max_epochs", "max_minutes", "patience")
+    corpora = [{name: v for name, v in corpus.items() if name != "examples"} for corpus in description["corpora"]]
+    options = {name: v for name, v in description["options"].items() if name not in limits}
+    kept = {name: description[name] for name in ("directions", "architecture", "cleaning")}
+    return kept | {"corpora": corpora, "options": options}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import logging
 import math
 import shutil
 import signal
@@ -27,8 +28,10 @@ from dragoman_export.checkpoint import (
     load_model,
     load_training_state,
     load_weights,
+    remove_leftovers,
     save_checkpoint,
     step_directories,
+    write_atomically,
 )
 from dragoman_export.decoding import TorchStepModel, greedy_search
 from dragoman_export.distributed import Process
@@ -39,6 +42,8 @@ from dragoman_export.model import Transformer
 from dragoman_export.options import Precision, TrainingOptions
 from dragoman_export.progress import TrainingLog
 from dragoman_export.tokenization import PADDING_ID
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -52,6 +57,10 @@ class Progress:
     best_bleu: float = -1.0
     best_step: int = 0
     validations_since_best: int = 0
+    trained_s: float = 0.0
+    """Wall-clock time spent so far, over all processes that worked on the run one after the other."""
+    world_size: int = 1
+    """Processes that work on it together: they share out the batches."""
 
 
 def learning_rate(options: TrainingOptions, step: int) -> float:
@@ -95,6 +104,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.autocast = autocast_dtype(self.options.precision, self.process.device)
         self.scaler = torch.amp.GradScaler(self.process.device.type, enabled=self.autocast is torch.float16)
+        self._started = 0.0
         self._epoch_batches: tuple[int, list[list[Example]]] = (-1, [])
 
     @property
@@ -102,43 +112,54 @@ class Trainer:
         """Directory of the run's checkpoints."""
         return self.directory / "checkpoints"
 
-    def run(self) -> None:
-        """Train from wherever the run is to its limit, then average and choose the final weights."""
+    def run(self) -> bool:
+        """Train from wherever the run is to its limit, then average and choose the final weights.
+
+        Returns:
+            Whether the limit was reached; False if a signal stopped it, with a checkpoint to resume from.
+        """
         keep_freed_memory()
         self._resume()
+        self._started = time.monotonic() - self.progress.trained_s
         with (
-            TrainingLog(self.directory, self.options, self.process.is_main) as log,
+            TrainingLog(self.directory, self.process.is_main) as log,
             _stop_on_signal() as stop,
         ):
             finished = self._loop(log, stop)
         if finished and self.process.is_main:
             self._choose_final()
         self.process.wait()
+        return finished
 
     def _loop(self, log: TrainingLog, stop: list[int]) -> bool:
         """Step until a limit is reached (True) or a signal asks to stop (False)."""
-        deadline = time.monotonic() + 60 * self.options.max_minutes if self.options.max_minutes else math.inf
-        while not self._at_limit(deadline):
+        while not self._at_limit():
             self._step(log)
-            if self._agree(bool(stop)):
-                self._save(self.progress.step)
-                return False
+            stopping = self._agree(bool(stop))
             if self.progress.step % self.options.validate_every == 0:
                 self._validate(log)
-            elif self.progress.step % self.options.checkpoint_every == 0:
+            elif stopping or self.progress.step % self.options.checkpoint_every == 0:
                 self._save(self.progress.step)
+            if stopping:
+                return False
         if self.progress.step % self.options.validate_every:
             self._validate(log)
         return True
 
-    def _at_limit(self, deadline: float) -> bool:
+    def _at_limit(self) -> bool:
+        exhausted = self.options.patience > 0 and self.progress.validations_since_best >= self.options.patience
+        return exhausted or self._agree(self._share_done() >= 1)
+
+    def _share_done(self) -> float:
+        """How far the run is towards the nearest of its limits, 0 to 1."""
         options, progress = self.options, self.progress
-        return (
-            progress.step >= options.max_steps
-            or (options.max_epochs > 0 and progress.epoch >= options.max_epochs)
-            or (options.patience > 0 and progress.validations_since_best >= options.patience)
-            or self._agree(time.monotonic() > deadline)
-        )
+        progress.trained_s = time.monotonic() - self._started
+        shares = [progress.step / options.max_steps]
+        if options.max_epochs:
+            shares.append(progress.epoch / options.max_epochs)
+        if options.max_minutes:
+            shares.append(progress.trained_s / (60 * options.max_minutes))
+        return max(shares)
 
     def _agree(self, condition: bool) -> bool:
         """Whether the condition holds in any process: all must leave the loop at the same step."""
@@ -167,7 +188,8 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=False)
         progress.step += 1
-        log.step(progress.step, smoothed / num_tokens, nll / num_tokens, int(num_tokens), gradient_norm)
+        means = smoothed / num_tokens, nll / num_tokens
+        log.step(progress.step, self._share_done(), means, int(num_tokens), gradient_norm)
 
     def _next_batch(self) -> Batch:
         """This process's next batch; processes take turns in one common order."""
@@ -199,7 +221,7 @@ class Trainer:
         if self.test_sets and bleu > self.progress.best_bleu:
             self.progress.best_bleu, self.progress.best_step = bleu, self.progress.step
             self.progress.validations_since_best = 0
-        else:
+        elif self.test_sets:
             self.progress.validations_since_best += 1
         if self.process.is_main and self.progress.best_step == self.progress.step:
             save_checkpoint(self.directory / "best", self.model, None)
@@ -232,6 +254,11 @@ class Trainer:
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint, if there is one: same weights, moments, data order and dropout."""
+        self.progress.world_size = self.process.world_size
+        if self.process.is_main:
+            remove_leftovers(self.directory)
+            remove_leftovers(self.checkpoints)
+        self.process.wait()
         checkpoints = step_directories(self.checkpoints)
         if not checkpoints:
             return
@@ -241,6 +268,13 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
+        if self.progress.world_size != self.process.world_size:
+            raise TrainingError(
+                f"{self.directory} was trained by {self.progress.world_size} processes and cannot be resumed by "
+                f"{self.process.world_size}: they would share out the batches differently"
+            )
+        if self.process.is_main:
+            _LOG.info("resuming at step %d", self.progress.step)
 
     def _choose_final(self) -> None:
         """Whichever validates better, the average of the last checkpoints or the best one, becomes `final`.
@@ -249,19 +283,19 @@ class Trainer:
         """
         candidates: dict[str, Transformer] = {}
         if (self.directory / "best").is_dir():
-            candidates["best"] = load_model(self.directory / "best")
+            candidates["best"] = load_model(self.directory / "best", max_positions=self.model.max_positions)
         checkpoints = step_directories(self.checkpoints)
         averaged = self._averaged(checkpoints)
         if len(averaged) > 1 or not candidates:
             _, weights = average_weights(averaged or checkpoints[-1:])
-            model = Transformer(self.model.arch)
+            model = Transformer(self.model.arch, max_positions=self.model.max_positions)
             assign_weights(model, weights, self.checkpoints)
             candidates[f"average of {len(averaged) or 1}"] = model
         scores = {name: round(self._final_bleu(model), 2) for name, model in candidates.items()}
         chosen = max(scores, key=scores.__getitem__)
         save_checkpoint(self.directory / "final", candidates[chosen], None)
         summary = json.dumps({"mean_bleu": scores, "chosen": chosen}, indent=2)
-        (self.directory / "final.json").write_text(summary + "\n", encoding="utf-8")
+        write_atomically(self.directory / "final.json", summary + "\n")
 
     def _final_bleu(self, model: Transformer) -> float:
         model.to(self.process.device)

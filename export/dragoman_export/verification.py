@@ -14,7 +14,7 @@ from dragoman_export.bundling import (
     parity_sources,
 )
 from dragoman_export.decoding import LengthLimit, TorchStepModel, greedy_search
-from dragoman_export.errors import CheckpointError, ExportError
+from dragoman_export.errors import CheckpointError
 from dragoman_export.evaluation import encode_source
 from dragoman_export.onnx_steps import OnnxStepModel
 from dragoman_export.options import VariantKind
@@ -37,7 +37,7 @@ def verify_bundle(path: Path, report: Report) -> BundleManifest:
         report(f"verifying {label}")
         try:
             problems += [f"{label}: {problem}" for problem in _variant_problems(bundle, variant)]
-        except (ExportError, RuntimeError) as error:  # RuntimeError: ONNX Runtime cannot load or run a graph
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no base class, and any is a finding
             problems.append(f"{label}: {error}")
     if problems:
         raise BundleError(path, problems)
@@ -47,7 +47,7 @@ def verify_bundle(path: Path, report: Report) -> BundleManifest:
 def _variant_problems(bundle: Bundle, variant: Variant) -> list[str]:
     source = restore_source(bundle, variant)
     step_model = load_step_model(bundle, variant)
-    check_interface(step_model, variant)
+    check_interface(step_model, variant.tensors)
     length = bundle.manifest.generated_length
     limit = LengthLimit(length.factor, length.extra, bundle.manifest.limits.max_target_tokens)
     sources = parity_sources(source)
@@ -79,5 +79,7 @@ def quantize_bundle(path: Path, output: Path, report: Report) -> BundleManifest:
     if variant is None:
         raise CheckpointError(f"{path} has no cpu-fp32 variant to quantise; export one with --variant cpu-fp32")
     source = restore_source(bundle, variant)
-    kinds = [VariantKind("cpu", "fp32"), VariantKind("cpu", "int8")]
-    return export_bundle(source, output, kinds, [], report)
+    kept = [VariantKind(v.device, v.precision) for v in bundle.manifest.variants if v.precision != "int8"]
+    kinds = [*kept, VariantKind("cpu", "int8")]
+    quality = tuple(score for score in bundle.manifest.quality if score.precision != "int8")
+    return export_bundle(source, output, kinds, [], report, known_quality=quality)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
@@ -27,6 +26,11 @@ _LOG = logging.getLogger(__name__)
 _SERVICE = pb.DESCRIPTOR.services_by_name["TranslationService"].full_name
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server on it
+    ("grpc.max_receive_message_length", 64 * 2**20),
+    ("grpc.max_send_message_length", 64 * 2**20),
+]
 _LINGER_S = 0.25
 """How long calls that were under way to a draining server are still told so; once it stops, gRPC only cancels them."""
 _GOODBYE_S = 1.0
@@ -45,7 +49,7 @@ class Server:
         self.metrics = Metrics(CollectorRegistry())
         self.repository = self._load_models()
         self.port = 0
-        self._health = HealthServicer()
+        self._health = health.aio.HealthServicer()
         self._interceptor = CallInterceptor(self.metrics)
         self._stop_requested = asyncio.Event()
         self._failure: BaseException | None = None
@@ -79,23 +83,18 @@ class Server:
             model.runner.cache.num_bytes / 2**20,
         )
 
-    async def run(self, ready: Callable[[Server], None] | None = None) -> int:
+    async def run(self) -> int:
         """Serve until `stop` is called, a signal comes or an engine dies.
-
-        Args:
-            ready: called once the server accepts requests; its port is known then.
 
         Returns:
             The process's exit code: 0 after an orderly stop, 1 after a failure.
         """
+        metrics_server = self._start_metrics()
         server = self._build()
         self._start_engines()
         await server.start()
-        metrics_server = self._start_metrics()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         _LOG.info("serving on %s:%d", self.settings.host, self.port)
-        if ready is not None:
-            ready(self)
         await self._wait_for_stop()
         await self._drain(server)
         if metrics_server is not None:
@@ -108,7 +107,7 @@ class Server:
 
     def _build(self) -> grpc.aio.Server:
         settings = self.settings
-        server = grpc.aio.server(interceptors=[self._interceptor], options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(interceptors=[self._interceptor], options=_OPTIONS)
         servicer = TranslationServicer(self.repository, settings.max_texts)
         pb_grpc.add_TranslationServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

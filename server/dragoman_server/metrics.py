@@ -114,9 +114,10 @@ class EngineMetrics:
             self._finished.labels(self._model, sequence.finish_reason.value).inc()
             times = sequence.times
             self._phases["total"].observe(times.finished - times.arrived)
+            # One that was dropped in the queue has waited as well, or overload would look healthy.
+            self._phases["queue"].observe((times.scheduled or times.finished) - times.arrived)
             if not times.first_token:
                 continue
-            self._phases["queue"].observe(times.scheduled - times.arrived)
             self._phases["encode"].observe(times.encoded - times.scheduled)
             self._phases["first_token"].observe(times.first_token - times.arrived)
             self._phases["decode"].observe(times.finished - times.encoded)

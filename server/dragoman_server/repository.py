@@ -9,7 +9,7 @@ from pathlib import Path
 from dragoman_bundle.bundle import load_bundle
 from dragoman_bundle.manifest import MANIFEST, BundleError
 from dragoman_server.engine.engine import EngineObserver
-from dragoman_server.errors import NotFoundError
+from dragoman_server.errors import InvalidRequestError, NotFoundError
 from dragoman_server.model import EngineSettings, ServedModel
 
 
@@ -36,7 +36,8 @@ class ModelRepository:
             target: language.
 
         Raises:
-            NotFoundError: there is none, or several and no name.
+            NotFoundError: there is none.
+            InvalidRequestError: there are several, and no name.
         """
         if name and name not in self.models:
             raise NotFoundError(f"there is no model {name!r}; there is {', '.join(self.models)}")
@@ -48,7 +49,7 @@ class ModelRepository:
             raise NotFoundError(f"{which} {does} {source}→{target}; {_offer(candidates)}")
         if len(fitting) > 1:
             names = ", ".join(model.name for model in fitting)
-            raise NotFoundError(f"several models translate {source}→{target}; set `model` to one of {names}")
+            raise InvalidRequestError([f"several models translate {source}→{target}; set `model` to one of {names}"])
         return fitting[0]
 
 

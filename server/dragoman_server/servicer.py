@@ -13,10 +13,17 @@ from dragoman_protos.v1 import translation_pb2_grpc as pb_grpc
 from dragoman_server.engine.async_engine import EngineDeadError
 from dragoman_server.engine.request import FinishReason, Sequence
 from dragoman_server.engine.scheduler import QueueFullError
-from dragoman_server.errors import DeadlineError, EngineFailedError, OverloadedError, ShuttingDownError
+from dragoman_server.errors import (
+    DeadlineError,
+    EngineFailedError,
+    InvalidRequestError,
+    OverloadedError,
+    ServiceError,
+    ShuttingDownError,
+)
 from dragoman_server.model import ServedModel
 from dragoman_server.repository import ModelRepository
-from dragoman_server.validation import ValidRequest, parse_request
+from dragoman_server.validation import ValidRequest, parse_request, unknown_fields
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -40,9 +47,8 @@ class TranslationServicer(pb_grpc.TranslationServiceServicer):
         self, request: pb.TranslateRequest, context: grpc.aio.ServicerContext[pb.TranslateRequest, pb.TranslateResponse]
     ) -> pb.TranslateResponse:
         """See translation.proto."""
-        arrived = time.monotonic()
+        arrived, remaining = time.monotonic(), context.time_remaining()
         valid = parse_request(request, self._repository, self._max_texts)
-        remaining = context.time_remaining()
         sequences = await _decode_all(valid, None if remaining is None else arrived + remaining)
         if any(sequence.finish_reason is FinishReason.DEADLINE for sequence in sequences):
             raise DeadlineError("the deadline passed while the texts were being translated")
@@ -55,10 +61,12 @@ class TranslationServicer(pb_grpc.TranslationServiceServicer):
 
     async def ListModels(  # noqa: N802 - the name is the RPC's
         self,
-        request: pb.ListModelsRequest,  # noqa: ARG002 - it has no fields yet
+        request: pb.ListModelsRequest,
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],  # noqa: ARG002
     ) -> pb.ListModelsResponse:
         """See translation.proto."""
+        if problems := list(unknown_fields(request)):
+            raise InvalidRequestError(problems)
         return pb.ListModelsResponse(models=[_description(model) for model in self._repository.models.values()])
 
 
@@ -70,14 +78,17 @@ async def _decode_all(valid: ValidRequest, deadline: float | None) -> list[Seque
                 group.create_task(valid.model.decode(text.source_ids, text.max_target_tokens, deadline))
                 for text in valid.texts
             ]
-    except* QueueFullError as errors:
-        raise OverloadedError(str(errors.exceptions[0])) from errors
-    except* EngineDeadError as errors:
-        dead = errors.exceptions[0]
-        if dead.__cause__ is None:
-            raise ShuttingDownError("the server is shutting down") from errors
-        raise EngineFailedError("the engine has failed; the server is restarting") from errors
+    except* (QueueFullError, EngineDeadError) as errors:
+        raise _as_service_error(errors.exceptions[0]) from errors
     return [task.result() for task in tasks]
+
+
+def _as_service_error(error: Exception) -> ServiceError:
+    if isinstance(error, QueueFullError):
+        return OverloadedError(str(error))
+    if error.__cause__ is None:
+        return ShuttingDownError("the server is shutting down")
+    return EngineFailedError("the engine has failed; the server is restarting")
 
 
 def _translation(model: ServedModel, sequence: Sequence) -> pb.Translation:

@@ -14,6 +14,9 @@ from dragoman_server.errors import InvalidRequestError
 from dragoman_server.model import ServedModel
 from dragoman_server.repository import ModelRepository
 
+_MAX_CHARACTERS_PER_TOKEN = 64
+"""Far more than any piece of a vocabulary spells."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidText:
@@ -71,8 +74,12 @@ def _problems(request: pb.TranslateRequest, max_texts: int) -> Iterator[str]:
 def _parse_text(index: int, request: pb.TranslateRequest, model: ServedModel, problems: list[str]) -> ValidText:
     direction = model.direction(request.source_language, request.target_language)
     assert direction is not None
-    ids = model.source_ids(request.texts[index], direction)
+    text = request.texts[index]
+    # A text this long cannot fit, however it is tokenised, and tokenising megabytes would hold everybody up.
+    ids = model.source_ids(text[: _MAX_CHARACTERS_PER_TOKEN * model.manifest.limits.max_source_tokens], direction)
     limits = model.manifest.limits
+    if len(ids) == len(direction.source_prefix) + 1:
+        problems.append(f"texts[{index}] has no visible character; leave it out")
     if len(ids) > limits.max_source_tokens:
         problems.append(
             f"texts[{index}] has {len(ids)} tokens, {model.name} takes at most {limits.max_source_tokens}; "

@@ -80,8 +80,30 @@ def test_bytes_that_are_not_utf8_are_an_error(server: ServerProcess, tmp_path: P
     path = tmp_path / "latin"
     path.write_bytes(b"ba\ncaf\xe9\n")
     result = dragoman(server, "--input", str(path))
-    assert result.returncode == 2
+    assert result.returncode == 1
     assert "not UTF-8" in result.stderr
+
+
+def test_the_input_is_never_overwritten(server: ServerProcess, tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("ba be\n", encoding="utf-8")
+    assert dragoman(server, "--input", str(path), "--output", str(path)).returncode == 2
+    assert path.read_text(encoding="utf-8") == "ba be\n"
+
+
+def test_a_silent_pipe_does_not_hold_back_what_was_read(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "dragoman_client", "translate", "--source", "fwd", "--target", "rev"]
+    with subprocess.Popen(
+        [*command, "--server", server.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for text in ("ba be", "da du"):
+            process.stdin.write(text + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == reverse(text) + "\n"
+        process.stdin.close()
+        assert process.wait(timeout=10) == 0
 
 
 def test_models_command(server: ServerProcess) -> None:

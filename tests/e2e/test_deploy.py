@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from dragoman_client import Client
 from tests.e2e.server_process import ServerProcess
 from tests.readme import ROOT
 
@@ -18,6 +19,8 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_a_dashboard_uses_metrics_and_labels_that_exist(expression: str, server: ServerProcess) -> None:
+    with Client(server.address) as client:
+        client.translate("ba be", source="fwd", target="rev")
     page = server.metrics()
     names = set(re.findall(r"dragoman_[a-z_]+", expression))
     assert names
@@ -43,6 +46,7 @@ def test_the_container_runs_what_is_installed() -> None:
 
 
 def test_the_repository_stays_small() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name]
+    assert len(files) > 50
     assert sum(path.stat().st_size for path in files if path.exists()) < 40e6

@@ -154,6 +154,7 @@ def histogram(page: str, name: str) -> dict[str, float]:
     [
         (a_request(), "INVALID_ARGUMENT", ["texts is empty"]),
         (a_request("ba", " \n", ""), "INVALID_ARGUMENT", ["texts[1] is empty", "texts[2] is empty"]),
+        (a_request("ba", "\u200b\u00ad"), "INVALID_ARGUMENT", ["texts[1] has no visible character"]),
         (a_request("ba", source_language=""), "INVALID_ARGUMENT", ["source_language is not set"]),
         (
             a_request("", source_language="", target_language=""),
@@ -306,6 +307,21 @@ async def test_sigterm_lets_running_calls_end(reversal_models: Path) -> None:
         assert code == 0
         assert answered
         assert {type(result) for result in refused} <= {UnavailableError}, refused
+
+
+async def test_a_long_call_ends_after_sigterm_and_a_new_one_is_refused(reversal_bundle: Bundle, tmp_path: Path) -> None:
+    with running_server(endless_model(reversal_bundle, tmp_path)) as server:
+        async with AsyncClient(server.address) as client:
+            long = asyncio.create_task(client.translate("ba be", max_target_tokens=4000, **PAIR))
+            await until_running(server)
+            server.process.terminate()
+            while "stopping" not in server.log():
+                await asyncio.sleep(0.01)
+            with pytest.raises(UnavailableError, match="shutting down"):
+                await client.translate("da", max_target_tokens=1, **PAIR)
+            assert not long.done()
+            assert (await long).target_tokens == 4000
+        assert await asyncio.to_thread(server.process.wait, 10) == 0
 
 
 def test_an_overloaded_server_refuses_at_once(reversal_models: Path) -> None:

@@ -137,7 +137,7 @@ def test_verify_repeats_the_proof(reversal_bundle: Bundle) -> None:
 
 def test_quantize_adds_int8_to_an_fp32_bundle(reversal_bundle: Bundle, tmp_path: Path) -> None:
     manifest = quantize_bundle(reversal_bundle.path, tmp_path / "quantised", lambda _: None)
-    assert [v.precision for v in manifest.variants] == ["fp32", "int8"]
+    assert [v.precision for v in manifest.variants] == ["fp32", "fp16", "int8"]
     assert load_bundle(tmp_path / "quantised").manifest == manifest
 
 
@@ -250,7 +250,7 @@ def test_interface_differences_are_all_listed(tmp_path: Path, reversal_bundle: B
     other = Architecture(vocab_size=50, d_model=32, num_heads=2, d_ff=48, encoder_layers=1, decoder_layers=1)
     _, graphs = build(other, tmp_path)
     with pytest.raises(ParityError) as caught:
-        check_interface(graphs, reversal_bundle.manifest.variants[0])
+        check_interface(graphs, reversal_bundle.manifest.variants[0].tensors)
     message = str(caught.value)
     assert "decoder: input past_key_values.1.decoder.key is missing" in message
     assert "decoder: output logits has axes ['rows', 50]" in message

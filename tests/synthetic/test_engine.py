@@ -120,12 +120,12 @@ def test_newcomers_are_encoded_within_the_token_budget() -> None:
 
 def test_a_deadline_ends_a_running_and_a_waiting_sequence() -> None:
     engine = make_engine(max_rows=1)
-    past = time.monotonic() - 1
-    running, waiting = make_sequence(1, [5] * 9), make_sequence(2, [6] * 9, deadline=past)
+    soon = time.monotonic() + 0.05
+    running, waiting = make_sequence(1, [5] * 9, deadline=soon), make_sequence(2, [6] * 9, deadline=soon)
     engine.add(running)
     engine.step()
     engine.add(waiting)
-    running.deadline = past
+    time.sleep(0.06)
     output = engine.step()
     assert {s.sequence_id for s in output.finished} == {1, 2}
     assert all(s.finish_reason is FinishReason.DEADLINE for s in output.finished)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from dragoman_export.checkpoint import (
     assign_weights,
     average_weights,
     load_model,
+    load_training_state,
     load_weights,
     save_checkpoint,
     step_directories,
@@ -86,7 +88,10 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_weights(tmp_path: P
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (broken / "final").exists(), f"it had finished before kill {kill}"
-    subprocess.run(python("dragoman_export", *command(tmp_path, "--output", str(broken))), check=True)
+    last = python("dragoman_export", *command(tmp_path, "--output", str(broken)))
+    resumed = subprocess.run(last, check=True, capture_output=True, text=True)
+    assert re.search(r"resuming at step [1-9]", resumed.stderr)
+    assert not [*broken.glob("**/.*")], "what killed processes were writing is still there"
     expected, found = final_weights(unbroken), final_weights(broken)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
@@ -95,13 +100,18 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_weights(tmp_path: P
 
 def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = subprocess.Popen(python("dragoman_export", *command(tmp_path, "--output", str(run), steps=100_000)))
-    while not step_directories(run / "checkpoints"):
-        assert process.poll() is None
-        time.sleep(0.02)
+    options = ["--output", str(run), "--checkpoint-every", "1000000", "--validate-every", "1000000"]
+    process = subprocess.Popen(
+        python("dragoman_export", *command(tmp_path, *options, steps=1_000_000)), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("step 100:")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
-    assert step_directories(run / "checkpoints")
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "run the same command again to resume" in message
+    [checkpoint] = step_directories(run / "checkpoints")
+    assert int(checkpoint.name.removeprefix("step-")) >= 100
     assert not (run / "final").exists()
 
 
@@ -121,17 +131,27 @@ def test_two_processes_step_as_one_with_both_batches(tmp_path: Path) -> None:
     cleaned, reports = clean_corpora(corpora)
     weighted = encode_corpora(corpora, cleaned, reports, [DIRECTION], tokenizer, CleaningLimits())
     batches = [collate(batch) for batch in epoch_batches(weighted, 256, seed=1, epoch=0)[:2]]
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate(TrainingOptions(warmup_steps=10), 1),
-                                 betas=(0.9, 0.98), eps=1e-9)  # fmt: skip
     num_tokens = sum(batch.num_target_tokens for batch in batches)
     for batch in batches:
         hidden = model(batch.source_ids, batch.source_lengths, batch.target_inputs)
         losses = generator_loss(hidden, model.generator, batch.target_outputs, PADDING_ID, 0.1)
         (losses.smoothed / num_tokens).backward()
-    optimizer.step()
-    found = final_weights(run)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.detach(), atol=2e-6, rtol=1e-4)
+    [checkpoint] = step_directories(run / "checkpoints")
+    moments = load_training_state(checkpoint)["optimizer"]["state"]
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        # After one step, Adam's first moment is a tenth of the gradient.
+        assert parameter.grad is not None
+        torch.testing.assert_close(moments[index]["exp_avg"], 0.1 * parameter.grad, atol=1e-7, rtol=1e-3, msg=name)
+
+
+def test_another_number_of_processes_cannot_resume(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    subprocess.run(python("dragoman_export", *command(tmp_path, "--output", str(run), steps=5)), check=True)
+    again = command(tmp_path, "--output", str(run), steps=9)
+    launch = python("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dragoman_export", *again)
+    result = subprocess.run(launch, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert "was trained by 1 processes and cannot be resumed by 2" in result.stderr
 
 
 def test_a_tiny_model_learns_to_reverse(reversal_run: Path) -> None:
@@ -209,10 +229,11 @@ def test_weights_of_another_model_are_refused_with_every_difference(tmp_path: Pa
 def test_an_output_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     subprocess.run(python("dragoman_export", *command(tmp_path, "--output", str(run), steps=5)), check=True)
-    other = [*command(tmp_path, "--output", str(run), steps=5), "--d-ff", "64"]
-    result = subprocess.run(python("dragoman_export", *other), capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert "holds a run with other architecture" in result.stderr
+    for option, name in ((["--d-ff", "64"], "architecture"), (["--seed", "7"], "options")):
+        other = [*command(tmp_path, "--output", str(run), steps=5), *option]
+        result = subprocess.run(python("dragoman_export", *other), capture_output=True, text=True, check=False)
+        assert result.returncode == 1
+        assert f"holds a run with other {name}" in result.stderr
 
 
 def test_without_validation_text_the_final_weights_are_the_last_ones_averaged(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ class AsyncEngine:
         )
         ticket = _Ticket(sequence, loop, loop.create_future())
         self._inbox.put(_Add(ticket))
+        if self._dead is not None:  # it died since the check above, and may have emptied its inbox before the put
+            raise self._dead
         try:
             return await ticket.future
         except asyncio.CancelledError:

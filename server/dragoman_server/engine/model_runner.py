@@ -11,7 +11,7 @@ import onnxruntime
 
 from dragoman_bundle import tensors
 from dragoman_bundle.bundle import Bundle
-from dragoman_bundle.manifest import Variant
+from dragoman_bundle.manifest import BundleError, Variant
 from dragoman_server.engine.kv_cache import KVCache
 from dragoman_server.engine.request import Sequence
 
@@ -119,4 +119,9 @@ def _open(bundle: Bundle, graph: str, num_threads: int) -> onnxruntime.Inference
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(bundle.file(graph)), options, providers=["CPUExecutionProvider"])
+    # Without VNNI instructions, u8 x s8 products saturate; exact ones matter more there than fast ones.
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        return onnxruntime.InferenceSession(str(bundle.file(graph)), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors have no base class of their own
+        raise BundleError(bundle.path, [f"ONNX Runtime cannot load {graph}: {error}"]) from error

@@ -101,9 +101,6 @@ class StepPlan:
     rows: list[Sequence]
     """All sequences to decode by one token, newcomers included, in slot order."""
 
-    def __bool__(self) -> bool:
-        return bool(self.rows)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,7 +33,8 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: dict[int, Sequence] = {}  # by id, in order of arrival
+        self._deadlines: list[tuple[float, int, Sequence]] = []  # a heap
         self._running: list[Sequence] = []  # the sequence in slot i at index i
 
     @property
@@ -61,7 +62,9 @@ class Scheduler:
             raise QueueFullError(
                 f"{self.limits.max_waiting} texts are waiting already, which is this server's bound (--max-waiting)"
             )
-        self._waiting.append(sequence)
+        self._waiting[sequence.sequence_id] = sequence
+        if sequence.deadline is not None:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id, sequence))
 
     def plan(self) -> StepPlan:
         """Let newcomers join while slots and the encoding budget allow, and say what the step does."""
@@ -71,11 +74,12 @@ class Scheduler:
     def _admit(self) -> Iterator[Sequence]:
         longest, count = 0, 0
         while self._waiting and len(self._running) < self.limits.max_rows:
-            longest = max(longest, len(self._waiting[0].source_ids))
+            sequence = next(iter(self._waiting.values()))
+            longest = max(longest, len(sequence.source_ids))
             count += 1
             if count > 1 and count * longest > self.limits.max_encode_tokens:
                 return
-            sequence = self._waiting.popleft()
+            del self._waiting[sequence.sequence_id]
             sequence.slot = len(self._running)
             sequence.status = SequenceStatus.RUNNING
             self._running.append(sequence)
@@ -86,14 +90,16 @@ class Scheduler:
         if sequence.status is SequenceStatus.FINISHED:
             return False
         if sequence.status is SequenceStatus.WAITING:
-            self._waiting.remove(sequence)
+            del self._waiting[sequence.sequence_id]
         sequence.finish(reason, now)
         return True
 
-    def overdue(self, now: float) -> list[Sequence]:
-        """Sequences whose deadline has passed."""
-        everyone = (*self._waiting, *self._running)
-        return [s for s in everyone if s.deadline is not None and s.deadline <= now and s.finish_reason is None]
+    def overdue(self, now: float) -> Iterator[Sequence]:
+        """Sequences whose deadline has passed, each once."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if sequence.status is not SequenceStatus.FINISHED:
+                yield sequence
 
     def retire(self) -> Iterator[tuple[Sequence, Sequence | None]]:
         """Free the slots of finished sequences and close the gaps.
