@@ -120,6 +120,4 @@ def open_session(path: Path, num_threads: int = 0) -> onnxruntime.InferenceSessi
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    # Without VNNI instructions, u8 x s8 products saturate; exact ones matter more there than fast ones.
-    options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -119,8 +119,6 @@ def _open(bundle: Bundle, graph: str, num_threads: int) -> onnxruntime.Inference
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    # Without VNNI instructions, u8 x s8 products saturate; exact ones matter more there than fast ones.
-    options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         return onnxruntime.InferenceSession(str(bundle.file(graph)), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no base class of their own
