@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_every_install_line_names_extras_that_exist() -> None:
     for line in installs:
         for extra in re.search(r"\[(.*)\]", line)[1].split(","):  # type: ignore[index]
             assert re.search(rf"^{extra} = \[", pyproject, re.MULTILINE), extra
+
+
+def test_the_demo_prints_what_the_readme_shows() -> None:
+    printed = subprocess.run([sys.executable, "-m", "tests.demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "zh→en  我爱你。  →  I love you.\n" in printed.stdout
+    assert re.search("en→zh  The cat sat on the mat.  →  .*猫", printed.stdout)
+    assert printed.stdout in README
+
+
+def test_the_wheel_brings_the_bundled_models(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True
+    )
+    [wheel] = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    program = "from dragoman_server.settings import default_repository as f; print(*f().glob('*/*/manifest.json'))"
+    found = run(f'PYTHONPATH="{installed}" python -c "{program}"', tmp_path).split()
+    assert found == [str(path) for path in installed.glob("dragoman_server/models/*/*/manifest.json")]
+    assert len(found) == len(bundled_models())
 
 
 def test_the_tour_translates(tmp_path: Path) -> None:
