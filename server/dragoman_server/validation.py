@@ -74,10 +74,14 @@ def _problems(request: pb.TranslateRequest, max_texts: int) -> Iterator[str]:
 def _parse_text(index: int, request: pb.TranslateRequest, model: ServedModel, problems: list[str]) -> ValidText:
     direction = model.direction(request.source_language, request.target_language)
     assert direction is not None
-    text = request.texts[index]
-    # A text this long cannot fit, however it is tokenised, and tokenising megabytes would hold everybody up.
-    ids = model.source_ids(text[: _MAX_CHARACTERS_PER_TOKEN * model.manifest.limits.max_source_tokens], direction)
-    limits = model.manifest.limits
+    text, limits = request.texts[index], model.manifest.limits
+    longest = _MAX_CHARACTERS_PER_TOKEN * limits.max_source_tokens
+    if len(text) > longest:  # tokenising megabytes would hold everybody up
+        problems.append(
+            f"texts[{index}] has {len(text)} characters, at most {longest} are read; split it into sentences"
+        )
+        text = text[:longest]
+    ids = model.source_ids(text, direction)
     if len(ids) == len(direction.source_prefix) + 1:
         problems.append(f"texts[{index}] has no visible character; leave it out")
     if len(ids) > limits.max_source_tokens:

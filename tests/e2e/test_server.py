@@ -162,6 +162,7 @@ def histogram(page: str, name: str) -> dict[str, float]:
             ["texts[0] is empty", "source_language is not set", "target_language is not set"],
         ),
         (a_request("ba " * 100), "INVALID_ARGUMENT", ["texts[0] has 102 tokens, reversal takes at most 64; split it"]),
+        (a_request("ba" + " " * 5000 + "be"), "INVALID_ARGUMENT", ["texts[0] has 5004 characters, at most 4096"]),
         (a_request(*["ba"] * 1025), "INVALID_ARGUMENT", ["texts has 1025 entries, at most 1024 are allowed"]),
         (
             a_request("ba", options=pb.DecodingOptions(max_target_tokens=0)),
