@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import logging
 import math
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -118,7 +116,6 @@ class Trainer:
         Returns:
             Whether the limit was reached; False if a signal stopped it, with a checkpoint to resume from.
         """
-        keep_freed_memory()
         self._resume()
         self._started = time.monotonic() - self.progress.trained_s
         with (
@@ -317,17 +314,6 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
     if precision == "fp16" and device.type == "cpu":
         raise TrainingError("fp16 training needs a GPU; use --precision bf16 or fp32 on a CPU")
     return {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}[precision]
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to reuse large freed blocks: mapping and unmapping them costs a page fault per 4 KiB and step."""
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        trim_threshold, mmap_threshold = -1, -3
-        mallopt(mmap_threshold, 1 << 30)
-        mallopt(trim_threshold, 2**31 - 1)
 
 
 @contextmanager
