@@ -228,8 +228,6 @@ def test_errors_are_typed(server: ServerProcess) -> None:
         with pytest.raises(NotFoundError) as caught:
             client.translate("ba", source="fwd", target="xx")
         assert caught.value.code is grpc.StatusCode.NOT_FOUND
-        with pytest.raises(DeadlineExceededError):
-            client.translate("ba", timeout=1e-6, **PAIR)
     with Client("localhost:1") as nobody, pytest.raises(UnavailableError):
         nobody.translate("ba", **PAIR)
 
