@@ -201,11 +201,11 @@ async def test_a_failed_step_fails_everybody_with_the_cause() -> None:
     for result in results:
         assert isinstance(result, EngineDeadError)
         assert str(result.__cause__) == "the graph failed"
+    engine.stop()  # waits for the thread, which tells its callers first and the process after them
     assert [str(cause) for cause in causes] == ["the graph failed"]
     with pytest.raises(EngineDeadError):
         await engine.decode([5], OPTIONS)
     assert not engine.is_alive
-    engine.stop()
 
 
 async def test_a_full_queue_refuses_at_once() -> None:
