@@ -1,58 +1,115 @@
-"""A model with a known answer, for tests of everything around the model."""
+"""Models with a known answer, for tests of everything around the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
-from dragoman_server.engine.request import DecodingOptions, Sequence, SequenceTimes
+import numpy as np
+import numpy.typing as npt
+
+from dragoman_server.engine.model_runner import Candidates
+from dragoman_server.engine.request import DecodingOptions, Priority, Row, Sequence, SequenceTimes
 
 START, END = 2, 3
+VOCAB_SIZE = 100
 
 
 class EchoRunner:
     """Gives back the source, token by token, then the end token; keeps state by slot, as real caches do.
 
+    The runner-up of every token is the token after it, so that searches have something to choose from.
+
     Args:
+        max_rows: slots.
         fail_at_step: raise in this decode step, counted from 1; 0 never.
     """
 
-    def __init__(self, fail_at_step: int = 0) -> None:
+    def __init__(self, max_rows: int = 64, fail_at_step: int = 0) -> None:
         self.fail_at_step = fail_at_step
         self.num_steps = 0
         self.rows_per_step: list[int] = []
-        self._slots: dict[int, tuple[list[int], int]] = {}
+        self.encoded: list[Seq[int]] = []
+        self.logits = np.zeros((max_rows, VOCAB_SIZE), np.float32)
+        self._slots: dict[int, tuple[Seq[int], list[int]]] = {}
+        """Per slot, the source and what the decoder has read."""
 
     def encode(self, newcomers: Seq[Sequence]) -> None:
         for sequence in newcomers:
-            self._slots[sequence.slot] = (sequence.source_ids, 0)
+            [row] = sequence.rows
+            self.encoded.append(sequence.source_ids)
+            assert row.slot not in self._slots
+            self._slots[row.slot] = (sequence.source_ids, [])
 
-    def decode_step(self, rows: Seq[Sequence]) -> list[int]:
+    def decode_step(self, rows: Seq[Row]) -> None:
         self.num_steps += 1
         self.rows_per_step.append(len(rows))
         if self.num_steps == self.fail_at_step:
             raise RuntimeError("the graph failed")
-        return [self._next(slot, sequence) for slot, sequence in enumerate(rows)]
+        for slot, row in enumerate(rows):
+            assert row.slot == slot
+            source, read = self._slots[slot]
+            # Whatever is in the slot must be this row's: the engine's own records are checked, not consulted.
+            assert len(read) == len(row.ids)
+            assert read[-5:] == ([START] * (len(row.ids) < 6) + row.ids[-6:])[-6:-1]
+            read.append(row.ids[-1] if row.ids else START)
+            token = source[len(read) - 1] if len(read) <= len(source) else END
+            self.logits[slot] = -10.0
+            self.logits[slot, token] = 5.0
+            self.logits[slot, (token + 1) % VOCAB_SIZE] = 4.0
 
-    def _next(self, slot: int, sequence: Sequence) -> int:
-        source, position = self._slots[slot]
-        # Whatever is in the slot must be this sequence's: the engine's own records are not consulted.
-        assert sequence.past_len == position
-        assert sequence.last_id(START) == (source[position - 1] if position else START)
-        self._slots[slot] = (source, position + 1)
-        return source[position] if position < len(source) else END
+    def best(self, num_rows: int) -> list[int]:
+        best: list[int] = self.logits[:num_rows].argmax(1).tolist()
+        return best
 
-    def move(self, sequence: Sequence, slot: int) -> None:
-        self._slots[slot] = self._slots.pop(sequence.slot)
+    def top(self, slots: Seq[int], count: int, asked_ids: Seq[int]) -> list[Candidates]:
+        found = []
+        for slot, asked in zip(slots, asked_ids, strict=True):
+            log_probs = log_softmax(self.logits[slot])
+            ids = np.argsort(-log_probs, kind="stable")[:count]
+            found.append(Candidates(ids.tolist(), log_probs[ids].tolist(), float(log_probs[asked])))
+        return found
+
+    def attention(self, row: Row) -> npt.NDArray[Any]:
+        weights = np.zeros(len(row.sequence.source_ids), np.float32)
+        weights[min(len(row.ids), len(weights) - 1)] = 1.0
+        return weights
+
+    def copy(self, row: Row, slot: int) -> None:
+        assert slot not in self._slots
+        source, read = self._slots[row.slot]
+        self._slots[slot] = (source, read.copy())
+
+    def release(self, slot: int) -> None:
+        del self._slots[slot]
+
+    @property
+    def num_used_slots(self) -> int:
+        return len(self._slots)
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """In float64, over the last axis."""
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(-1, keepdims=True)
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
 
 
 def make_sequence(
-    sequence_id: int, source: list[int], max_target_tokens: int = 1000, deadline: float | None = None
+    sequence_id: int,
+    source: Seq[int],
+    max_target_tokens: int = 1000,
+    deadline: float | None = None,
+    priority: Priority = Priority.INTERACTIVE,
+    **options: Any,
 ) -> Sequence:
-    """A sequence that waits."""
+    """A sequence that waits; further arguments are `DecodingOptions`."""
     return Sequence(
         sequence_id=sequence_id,
         source_ids=source,
-        options=DecodingOptions(max_target_tokens=max_target_tokens),
+        options=DecodingOptions(max_target_tokens=max_target_tokens, **options),
         times=SequenceTimes(arrived=0.0),
         deadline=deadline,
+        priority=priority,
     )

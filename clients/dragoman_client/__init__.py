@@ -8,7 +8,7 @@
 `AsyncClient` is the same for asyncio.
 """
 
-from dragoman_client.aio import AsyncClient, ModelDescription, Translation
+from dragoman_client.aio import AsyncClient
 from dragoman_client.errors import (
     DeadlineExceededError,
     DragomanError,
@@ -19,17 +19,39 @@ from dragoman_client.errors import (
     UnavailableError,
 )
 from dragoman_client.sync import Client
+from dragoman_client.types import (
+    Alternatives,
+    BeamSearch,
+    DecodingOptions,
+    Hypothesis,
+    ModelDescription,
+    Sampling,
+    Segment,
+    TargetScore,
+    Timings,
+    Token,
+    Translation,
+)
 
 __all__ = [
+    "Alternatives",
     "AsyncClient",
+    "BeamSearch",
     "Client",
     "DeadlineExceededError",
+    "DecodingOptions",
     "DragomanError",
+    "Hypothesis",
     "InvalidRequestError",
     "ModelDescription",
     "NotFoundError",
     "OverloadedError",
+    "Sampling",
+    "Segment",
     "ServerError",
+    "TargetScore",
+    "Timings",
+    "Token",
     "Translation",
     "UnavailableError",
 ]

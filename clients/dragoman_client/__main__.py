@@ -13,9 +13,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeRemainingColumn
 
-from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient, ModelDescription
+from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient
 from dragoman_client.errors import DragomanError
 from dragoman_client.lines import LineOptions, LineTranslator
+from dragoman_client.types import BeamSearch, DecodingOptions, ModelDescription
 
 app = typer.Typer(
     add_completion=False,
@@ -47,6 +48,13 @@ def translate(
     model: Annotated[str, typer.Option(help="Name of a model. Without: whichever translates the pair.")] = "",
     concurrency: Annotated[int, typer.Option(help="Texts in flight at once.", min=1)] = 64,
     timeout: _Timeout = DEFAULT_TIMEOUT_S,
+    beam: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.", min=1)] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Of beam search; 0 does not normalise.", min=0)] = 1.0,
+    hypotheses: Annotated[int, typer.Option(help="Translations of each text, with --json; needs --beam.", min=1)] = 1,
+    scores: Annotated[bool, typer.Option("--scores", help="Scores and token log-probabilities, with --json.")] = False,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Where each token comes from, with --json.")] = False,
+    split: Annotated[bool, typer.Option(help="Let the server cut texts into sentences.")] = True,
+    bulk: Annotated[bool, typer.Option("--bulk", help="Use only what interactive callers leave idle.")] = False,
 ) -> None:
     """Translate texts, or a file or stdin line by line: one line in, one line out, in order.
 
@@ -57,7 +65,23 @@ def translate(
         raise typer.BadParameter("give TEXT or --input, not both")
     if input and output and output.exists() and output.samefile(input):
         raise typer.BadParameter("--output is the --input file, which would be lost; choose another")
-    options = LineOptions(source=source, target=target, model=model, concurrency=concurrency, as_json=json)
+    decoding = DecodingOptions(
+        search=BeamSearch(width=beam, length_penalty=length_penalty) if beam > 1 else None,
+        num_hypotheses=hypotheses,
+        return_scores=scores,
+        return_tokens=scores,
+        return_alignment=alignment,
+    )
+    options = LineOptions(
+        source=source,
+        target=target,
+        model=model,
+        concurrency=concurrency,
+        as_json=json,
+        decoding=decoding,
+        split=split,
+        priority="bulk" if bulk else "interactive",
+    )
     with ExitStack() as files:
         lines = text or _read_lines(files.enter_context(_open_input(input)))
         sink = files.enter_context(output.open("w", encoding="utf-8")) if output else sys.stdout
@@ -106,6 +130,32 @@ def models(server: _Server = DEFAULT_SERVER, timeout: _Timeout = DEFAULT_TIMEOUT
     for model in asyncio.run(_list_models(server, timeout)):
         pairs = ", ".join(f"{source}→{target}" for source, target in model.directions)
         typer.echo(f"{model.name}\tversion {model.version}\t{pairs}\t{model.device}-{model.precision}")
+
+
+@app.command()
+def stream(
+    text: Annotated[str, typer.Argument(help="What to translate.")],
+    source: Annotated[str, typer.Option(help="Language of the text, such as zh.")],
+    target: Annotated[str, typer.Option(help="Language to translate into, such as en.")],
+    server: _Server = DEFAULT_SERVER,
+    model: Annotated[str, typer.Option(help="Name of a model. Without: whichever translates the pair.")] = "",
+    beam: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.", min=1)] = 1,
+    timeout: _Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Translate one text and print it as it becomes certain."""
+    decoding = DecodingOptions(search=BeamSearch(width=beam) if beam > 1 else None)
+    asyncio.run(_stream(text, source, target, server, model, decoding, timeout))
+
+
+async def _stream(
+    text: str, source: str, target: str, server: str, model: str, decoding: DecodingOptions, timeout: float
+) -> None:
+    async with AsyncClient(server, timeout) as client:
+        async for event in client.stream(text, source=source, target=target, model=model, options=decoding):
+            if isinstance(event, str):
+                sys.stdout.write(event)
+                sys.stdout.flush()
+    sys.stdout.write("\n")
 
 
 async def _list_models(server: str, timeout: float) -> list[ModelDescription]:

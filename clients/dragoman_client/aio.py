@@ -3,56 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
 from dragoman_client.errors import DragomanError, InvalidRequestError, from_rpc_error
+from dragoman_client.types import (
+    PRIORITIES,
+    DecodingOptions,
+    ModelDescription,
+    Priority,
+    TargetScore,
+    Translation,
+    model_from,
+    score_from,
+    translation_from,
+)
 from dragoman_protos.v1 import translation_pb2 as pb
 from dragoman_protos.v1 import translation_pb2_grpc as pb_grpc
 
 DEFAULT_SERVER = "localhost:50051"
 DEFAULT_TIMEOUT_S = 30.0
 
-FinishReason = Literal["eos", "length", "unknown"]
-_FINISH_REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_EOS: "eos", pb.FINISH_REASON_LENGTH: "length"}
-
 _MAX_MESSAGE_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translation:
-    """A translated text."""
-
-    text: str
-    finish_reason: FinishReason
-    """"eos": complete. "length": cut at the limit; text may be missing. "unknown": of a newer server."""
-    source_tokens: int
-    target_tokens: int
-    model: str
-    model_version: str
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing was cut."""
-        return self.finish_reason == "eos"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescription:
-    """A model that a server offers."""
-
-    name: str
-    version: str
-    directions: tuple[tuple[str, str], ...]
-    """Pairs of source and target language."""
-    precision: str
-    device: str
-    max_source_tokens: int
-    max_target_tokens: int
 
 
 class AsyncClient:
@@ -91,7 +67,10 @@ class AsyncClient:
         source: str,
         target: str,
         model: str = "",
-        max_target_tokens: int | None = None,
+        options: DecodingOptions | None = None,
+        split: bool = True,
+        target_prefix: str = "",
+        priority: Priority = "interactive",
         timeout: float | None = None,
     ) -> Translation:
         """Translate a text.
@@ -101,14 +80,25 @@ class AsyncClient:
             source: language of the text, such as "zh".
             target: language to translate into, such as "en".
             model: name of a model; empty for whichever translates the pair.
-            max_target_tokens: most tokens of the translation, its end not counted; None for the model's default.
+            options: how to decode; None for the server's defaults.
+            split: whether the server may cut the text into sentences.
+            target_prefix: what the translation begins with; such a text is not split.
+            priority: "bulk" uses what interactive work leaves idle.
             timeout: in seconds; None for the client's.
 
         Raises:
             DragomanError: one of its subclasses, see `dragoman_client.errors`.
         """
         [translation] = await self.translate_batch(
-            [text], source=source, target=target, model=model, max_target_tokens=max_target_tokens, timeout=timeout
+            [text],
+            source=source,
+            target=target,
+            model=model,
+            options=options,
+            split=split,
+            target_prefixes=[target_prefix] if target_prefix else (),
+            priority=priority,
+            timeout=timeout,
         )
         return translation
 
@@ -119,32 +109,108 @@ class AsyncClient:
         source: str,
         target: str,
         model: str = "",
-        max_target_tokens: int | None = None,
+        options: DecodingOptions | None = None,
+        split: bool = True,
+        target_prefixes: Sequence[str] = (),
+        priority: Priority = "interactive",
         timeout: float | None = None,
     ) -> list[Translation]:
         """Translate several texts in one call, which fails or succeeds as a whole.
 
-        Arguments and errors are those of `translate`.
+        Arguments and errors are those of `translate`; there are as many target prefixes as texts, or none.
 
         Returns:
             The translations, in the order of the texts.
         """
+        request = _request(texts, source, target, model, options, split, target_prefixes, priority)
+        response = await self._call(self._stub.Translate, request, timeout)
+        return [translation_from(translation, response) for translation in response.translations]
+
+    async def stream(
+        self,
+        text: str,
+        *,
+        source: str,
+        target: str,
+        model: str = "",
+        options: DecodingOptions | None = None,
+        split: bool = True,
+        target_prefix: str = "",
+        priority: Priority = "interactive",
+        timeout: float | None = None,
+    ) -> AsyncGenerator[str | Translation]:
+        """Translate a text and get it piece by piece, as soon as no later step can change it.
+
+        Arguments and errors are those of `translate`.
+
+        Yields:
+            Pieces of text, to be put one after the other; last, the whole translation.
+        """
+        prefixes = [target_prefix] if target_prefix else ()
+        request = _request([text], source, target, model, options, split, prefixes, priority)
+        call = self._stub.TranslateStream(request, timeout=self._timeout if timeout is None else timeout)
+        whole: pb.Translation | None = None
         try:
-            request = pb.TranslateRequest(
-                texts=texts,
+            async for event in call:
+                match event.WhichOneof("event"):
+                    case "delta":
+                        yield event.delta.text
+                    case "completion":
+                        whole = event.completion.translation
+                    case "summary" if whole is not None:
+                        yield translation_from(whole, event.summary)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+    async def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        source: str,
+        target: str,
+        model: str = "",
+        priority: Priority = "interactive",
+        timeout: float | None = None,
+    ) -> list[TargetScore]:
+        """Say how probable translations are.
+
+        Args:
+            sources: texts, each scored as one sequence.
+            targets: a translation of each.
+            source: language of the sources.
+            target: language of the targets.
+            model: name of a model; empty for whichever translates the pair.
+            priority: "bulk" uses what interactive work leaves idle.
+            timeout: in seconds; None for the client's.
+        """
+        with _argument_errors():
+            request = pb.ScoreRequest(
+                sources=sources,
+                targets=targets,
                 source_language=source,
                 target_language=target,
                 model=model,
-                options=pb.DecodingOptions(max_target_tokens=max_target_tokens),
+                priority=PRIORITIES[priority],
             )
-        except ValueError as error:  # a number out of range, or text with lone surrogates
-            raise InvalidRequestError(str(error), grpc.StatusCode.INVALID_ARGUMENT) from error
-        return _translations(await self._call(self._stub.Translate, request, timeout))
+        response = await self._call(self._stub.Score, request, timeout)
+        return [score_from(score) for score in response.scores]
 
-    async def translate_stream(
-        self, texts: Iterable[str], *, source: str, target: str, model: str = "", concurrency: int = 64,
+    async def translate_many(
+        self,
+        texts: Iterable[str],
+        *,
+        source: str,
+        target: str,
+        model: str = "",
+        options: DecodingOptions | None = None,
+        split: bool = True,
+        priority: Priority = "interactive",
+        concurrency: int = 64,
         timeout: float | None = None,
-    ) -> AsyncGenerator[Translation | DragomanError]:  # fmt: skip
+    ) -> AsyncGenerator[Translation | DragomanError]:
         """Translate any number of texts, many in flight at once; results come in the order of the texts.
 
         Args:
@@ -152,6 +218,9 @@ class AsyncClient:
             source: language of the texts.
             target: language to translate into.
             model: name of a model; empty for whichever translates the pair.
+            options: how to decode; None for the server's defaults.
+            split: whether the server may cut texts into sentences.
+            priority: "bulk" uses what interactive work leaves idle.
             concurrency: texts in flight at once, at least 1.
             timeout: of each text, in seconds; None for the client's.
 
@@ -171,7 +240,16 @@ class AsyncClient:
                 text = await asyncio.to_thread(next, remaining, None)
                 if text is None:
                     return await pending.put(None)
-                call = self.translate(text, source=source, target=target, model=model, timeout=timeout)
+                call = self.translate(
+                    text,
+                    source=source,
+                    target=target,
+                    model=model,
+                    options=options,
+                    split=split,
+                    priority=priority,
+                    timeout=timeout,
+                )
                 await pending.put(asyncio.create_task(call))
 
         feeder = asyncio.create_task(feed())
@@ -189,18 +267,15 @@ class AsyncClient:
     async def models(self, timeout: float | None = None) -> list[ModelDescription]:
         """The models that the server offers, sorted by name."""
         response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
-        return [
-            ModelDescription(
-                name=model.name,
-                version=model.version,
-                directions=tuple((d.source_language, d.target_language) for d in model.directions),
-                precision=model.precision,
-                device=model.device,
-                max_source_tokens=model.max_source_tokens,
-                max_target_tokens=model.max_target_tokens,
-            )
-            for model in response.models
-        ]
+        return [model_from(model) for model in response.models]
+
+    async def model(self, name: str, timeout: float | None = None) -> ModelDescription:
+        """One model.
+
+        Raises:
+            NotFoundError: there is none of this name.
+        """
+        return model_from(await self._call(self._stub.GetModel, pb.GetModelRequest(name=name), timeout))
 
     async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
         try:
@@ -231,15 +306,33 @@ async def _outcome(task: asyncio.Task[Translation]) -> Translation | DragomanErr
         return error
 
 
-def _translations(response: pb.TranslateResponse) -> list[Translation]:
-    return [
-        Translation(
-            text=translation.text,
-            finish_reason=_FINISH_REASONS.get(translation.finish_reason, "unknown"),
-            source_tokens=translation.source_tokens,
-            target_tokens=translation.target_tokens,
-            model=response.model,
-            model_version=response.model_version,
+def _request(
+    texts: Sequence[str],
+    source: str,
+    target: str,
+    model: str,
+    options: DecodingOptions | None,
+    split: bool,
+    target_prefixes: Sequence[str],
+    priority: Priority,
+) -> pb.TranslateRequest:
+    with _argument_errors():
+        return pb.TranslateRequest(
+            texts=texts,
+            source_language=source,
+            target_language=target,
+            model=model,
+            options=None if options is None else options.to_wire(),
+            splitting=pb.SPLITTING_SENTENCES if split else pb.SPLITTING_NONE,
+            target_prefixes=target_prefixes,
+            priority=PRIORITIES[priority],
         )
-        for translation in response.translations
-    ]
+
+
+@contextmanager
+def _argument_errors() -> Iterator[None]:
+    """A number out of range, or text with lone surrogates, is a request that is not valid."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequestError(str(error), grpc.StatusCode.INVALID_ARGUMENT) from error

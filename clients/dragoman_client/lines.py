@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TextIO
 
-from dragoman_client.aio import AsyncClient, Translation
+from dragoman_client.aio import AsyncClient
 from dragoman_client.errors import DragomanError
+from dragoman_client.types import DecodingOptions, Priority, Translation
 
 Complaint = Callable[[str], None]
 
@@ -25,6 +26,10 @@ class LineOptions:
     """Lines in flight at once."""
     as_json: bool
     """Write an object per line instead of the text alone."""
+    decoding: DecodingOptions
+    split: bool
+    """Whether lines may be cut into sentences."""
+    priority: Priority
 
 
 @dataclass(slots=True)
@@ -51,12 +56,15 @@ class LineTranslator:
     async def run(self, lines: Iterable[str]) -> int:
         """Translate all lines; returns how many could not be."""
         options = self.options
-        results = self.client.translate_stream(
+        results = self.client.translate_many(
             self._with_text(lines),
             source=options.source,
             target=options.target,
             model=options.model,
             concurrency=options.concurrency,
+            options=options.decoding,
+            split=options.split,
+            priority=options.priority,
         )
         async for result in results:
             self._write_blanks()
@@ -103,6 +111,8 @@ class LineTranslator:
                 "target_tokens": result.target_tokens,
                 "model": result.model,
                 "model_version": result.model_version,
+                "segments": [asdict(segment) for segment in result.segments],
+                "timings": asdict(result.timings),
             }
         return json.dumps(row, ensure_ascii=False)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NotRequired, Required, Self, TypedDict, TypeVar, Unpack
 
-from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient, ModelDescription, Translation
+from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient
+from dragoman_client.types import DecodingOptions, ModelDescription, Priority, TargetScore, Translation
 
 T = TypeVar("T")
 
@@ -19,7 +20,9 @@ class CallOptions(TypedDict):
     source: Required[str]
     target: Required[str]
     model: NotRequired[str]
-    max_target_tokens: NotRequired[int | None]
+    options: NotRequired[DecodingOptions | None]
+    split: NotRequired[bool]
+    priority: NotRequired[Priority]
     timeout: NotRequired[float | None]
 
 
@@ -52,13 +55,41 @@ class Client:
         self._thread.join()
         self._loop.close()
 
-    def translate(self, text: str, **options: Unpack[CallOptions]) -> Translation:
+    def translate(self, text: str, *, target_prefix: str = "", **options: Unpack[CallOptions]) -> Translation:
         """See `AsyncClient.translate`."""
-        return self._run(self._client.translate(text, **options))
+        return self._run(self._client.translate(text, target_prefix=target_prefix, **options))
 
-    def translate_batch(self, texts: Sequence[str], **options: Unpack[CallOptions]) -> list[Translation]:
+    def translate_batch(
+        self, texts: Sequence[str], *, target_prefixes: Sequence[str] = (), **options: Unpack[CallOptions]
+    ) -> list[Translation]:
         """See `AsyncClient.translate_batch`."""
-        return self._run(self._client.translate_batch(texts, **options))
+        return self._run(self._client.translate_batch(texts, target_prefixes=target_prefixes, **options))
+
+    def stream(
+        self, text: str, *, target_prefix: str = "", **options: Unpack[CallOptions]
+    ) -> Iterator[str | Translation]:
+        """See `AsyncClient.stream`; closing the iterator cancels the call."""
+        events = self._client.stream(text, target_prefix=target_prefix, **options)
+        try:
+            while (event := self._run(_next(events))) is not None:
+                yield event
+        finally:
+            self._run(events.aclose())
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        source: str,
+        target: str,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> list[TargetScore]:
+        """See `AsyncClient.score`."""
+        return self._run(
+            self._client.score(sources, targets, source=source, target=target, model=model, timeout=timeout)
+        )
 
     def models(self, timeout: float | None = None) -> list[ModelDescription]:
         """See `AsyncClient.models`."""
@@ -66,6 +97,10 @@ class Client:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+async def _next(events: AsyncGenerator[str | Translation]) -> str | Translation | None:
+    return await anext(events, None)
 
 
 async def _connect(server: str, timeout: float | None) -> AsyncClient:

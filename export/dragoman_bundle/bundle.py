@@ -63,7 +63,7 @@ def _consistency_problems(manifest: BundleManifest) -> Iterator[str]:
     named = {manifest.tokenizer, manifest.samples}
     for variant in manifest.variants:
         label = f"variant {variant.device}-{variant.precision}"
-        named |= {variant.encoder, variant.decoder, variant.weights}
+        named |= {variant.encoder, variant.decoder, variant.search, variant.weights}
         if not variant.parity.passed:
             yield f"{label} failed parity: {variant.parity.requirement}"
         if not variant.goldens:
@@ -74,6 +74,12 @@ def _consistency_problems(manifest: BundleManifest) -> Iterator[str]:
             yield f"{label} has tensors that are not those of its architecture"
     for name in sorted(named - set(manifest.files)):
         yield f"file {name} has no digest"
+    if not 0 <= manifest.alignment_layer < manifest.architecture.decoder_layers:
+        yield f"alignment_layer {manifest.alignment_layer} is not one of {manifest.architecture.decoder_layers} layers"
+    yield from _id_problems(manifest)
+
+
+def _id_problems(manifest: BundleManifest) -> Iterator[str]:
     vocab_size = manifest.architecture.vocab_size
     special = manifest.special_ids
     ids = [

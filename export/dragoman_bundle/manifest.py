@@ -142,13 +142,15 @@ class Variant:
     """File name of the encoder graph."""
     decoder: str
     """File name of the decode-step graph."""
+    search: str
+    """File name of the search graph."""
     weights: str
     """File name of the weights that both graphs share."""
     cache_dtype: DType
     parity: ParityReport
     goldens: tuple[Golden, ...]
     tensors: dict[str, tuple[TensorDescription, ...]]
-    """Inputs and outputs under encoder_inputs, encoder_outputs, decoder_inputs, decoder_outputs."""
+    """Inputs and outputs of each graph, under encoder_inputs, encoder_outputs and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,8 @@ class BundleManifest:
     directions: tuple[DirectionSpec, ...]
     limits: Limits
     generated_length: GeneratedLength
+    alignment_layer: int
+    """Decoder layer whose cross-attention says best which source token a target token comes from."""
     variants: tuple[Variant, ...]
     files: dict[str, FileDigest]
     """Every file of the bundle but the manifest."""
@@ -198,6 +202,8 @@ def variant_tensors(arch: Architecture, cache_dtype: DType) -> dict[str, tuple[T
         "encoder_outputs": tensors.encoder_outputs(arch, cache_dtype),
         "decoder_inputs": tensors.decoder_inputs(arch, cache_dtype),
         "decoder_outputs": tensors.decoder_outputs(arch, cache_dtype),
+        "search_inputs": tensors.search_inputs(arch),
+        "search_outputs": tensors.search_outputs(),
     }
     return {name: tuple(TensorDescription.of(spec) for spec in group) for name, group in specs.items()}
 

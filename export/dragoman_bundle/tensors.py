@@ -17,7 +17,11 @@ PAST_LENGTHS: Final = "past_lengths"
 TOTAL_SEQUENCE_LENGTH: Final = "total_sequence_length"
 MAX_SOURCE_LENGTH: Final = "max_source_length"
 LOGITS: Final = "logits"
-NEXT_IDS: Final = "next_ids"
+COUNT: Final = "count"
+ASKED_IDS: Final = "asked_ids"
+TOP_IDS: Final = "top_ids"
+TOP_LOG_PROBS: Final = "top_log_probs"
+ASKED_LOG_PROBS: Final = "asked_log_probs"
 
 DType = Literal["float32", "float16", "int32", "int64"]
 Axis = str | int
@@ -52,6 +56,21 @@ def cross_value(layer: int, when: str = "past_key_values") -> str:
     return f"{when}.{layer}.encoder.value"
 
 
+def last_cross_key(layer: int) -> str:
+    """The cross-attention key of each row's last source position."""
+    return f"past_key_values.{layer}.encoder.last_key"
+
+
+def last_cross_value(layer: int) -> str:
+    """The cross-attention value of each row's last source position."""
+    return f"past_key_values.{layer}.encoder.last_value"
+
+
+def cross_query(layer: int) -> str:
+    """What a decoder layer asks of the source; with the cached keys it gives the attention weights."""
+    return f"cross_attention.{layer}.query"
+
+
 def encoder_inputs() -> list[TensorSpec]:
     """What the encoder graph takes: token ids padded on the right, and each row's real length."""
     return [
@@ -79,6 +98,11 @@ def decoder_inputs(arch: Architecture, cache_dtype: DType) -> list[TensorSpec]:
         TensorSpec(SOURCE_LENGTHS, "int32", ("rows",)),
         TensorSpec(MAX_SOURCE_LENGTH, "int32", ()),
         *_caches(arch, cache_dtype, "past_key_values"),
+        *(
+            TensorSpec(name(layer), cache_dtype, ("rows", 1, arch.d_attention))
+            for layer in range(arch.decoder_layers)
+            for name in (last_cross_key, last_cross_value)
+        ),
     ]
 
 
@@ -86,8 +110,29 @@ def decoder_outputs(arch: Architecture, cache_dtype: DType) -> list[TensorSpec]:
     """What the decode-step graph gives; each `present` must be bound to the memory of its `past_key_values`."""
     return [
         TensorSpec(LOGITS, "float32", ("rows", arch.vocab_size)),
-        TensorSpec(NEXT_IDS, "int64", ("rows",)),
         *_caches(arch, cache_dtype, "present"),
+        *(
+            TensorSpec(cross_query(layer), cache_dtype, ("rows", 1, arch.d_attention))
+            for layer in range(arch.decoder_layers)
+        ),
+    ]
+
+
+def search_inputs(arch: Architecture) -> list[TensorSpec]:
+    """What the search graph takes: logits, how many candidates are wanted, and one more token of each row."""
+    return [
+        TensorSpec(LOGITS, "float32", ("rows", arch.vocab_size)),
+        TensorSpec(COUNT, "int64", (1,)),
+        TensorSpec(ASKED_IDS, "int64", ("rows", 1)),
+    ]
+
+
+def search_outputs() -> list[TensorSpec]:
+    """What the search graph gives: the most probable tokens, best first, and the log-probabilities."""
+    return [
+        TensorSpec(TOP_IDS, "int64", ("rows", "count")),
+        TensorSpec(TOP_LOG_PROBS, "float32", ("rows", "count")),
+        TensorSpec(ASKED_LOG_PROBS, "float32", ("rows", 1)),
     ]
 
 

@@ -34,7 +34,7 @@ from dragoman_export.corpus import Direction
 from dragoman_export.decoding import LengthLimit, StepModel, TorchStepModel, greedy_search
 from dragoman_export.errors import ParityError
 from dragoman_export.evaluation import TestSet, encode_source, evaluate, make_search
-from dragoman_export.graphs import GraphPair, build_graphs
+from dragoman_export.graphs import Graphs, build_graphs
 from dragoman_export.linear import FloatLinear, Int8Linear, LinearStyle
 from dragoman_export.model import Transformer
 from dragoman_export.onnx_steps import OnnxStepModel
@@ -108,9 +108,8 @@ def export_bundle(
 
 def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[Variant, OnnxStepModel]:
     arch = source.model.arch
-    files = {
-        part: f"{part}.{kind}.{'bin' if part == 'weights' else 'onnx'}" for part in ("encoder", "decoder", "weights")
-    }
+    files = {part: f"{part}.{kind}.onnx" for part in ("encoder", "decoder", "search")}
+    files["weights"] = f"weights.{kind}.bin"
     max_positions = max(source.limits.max_source_tokens, source.limits.max_target_tokens)
     graphs = build_graphs(
         arch,
@@ -121,7 +120,7 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
         files["weights"],
     )
     _write_graphs(graphs, directory, files)
-    step_model = OnnxStepModel(directory, files["encoder"], files["decoder"], arch)
+    step_model = OnnxStepModel(directory, files["encoder"], files["decoder"], files["search"], arch)
     sources = parity_sources(source)
     limit = _DEFAULT_LENGTH._replace(maximum=source.limits.max_target_tokens)
     tensors = variant_tensors(arch, kind.dtype)
@@ -146,9 +145,10 @@ def _linear_style(source: Source, kind: VariantKind) -> LinearStyle:
     return Int8Linear(calibrate(source.model, _calibration_examples(source)))
 
 
-def _write_graphs(graphs: GraphPair, directory: Path, files: dict[str, str]) -> None:
+def _write_graphs(graphs: Graphs, directory: Path, files: dict[str, str]) -> None:
     onnx.save(graphs.encoder, directory / files["encoder"])
     onnx.save(graphs.decoder, directory / files["decoder"])
+    onnx.save(graphs.search, directory / files["search"])
     graphs.weights.write(directory)
 
 
@@ -262,6 +262,8 @@ def _manifest(
         ),
         limits=source.limits,
         generated_length=GeneratedLength(factor=_DEFAULT_LENGTH.factor, extra=_DEFAULT_LENGTH.extra),
+        # The last layer but one aligns best (Garg et al. 2019, section 3).
+        alignment_layer=max(0, source.model.arch.decoder_layers - 2),
         variants=tuple(variants),
         files={path.name: digest(path) for path in sorted(directory.iterdir())},
         samples=SAMPLES,
@@ -301,6 +303,7 @@ def load_step_model(bundle: Bundle, variant: Variant, num_threads: int = 0) -> O
         bundle.path,
         variant.encoder,
         variant.decoder,
+        variant.search,
         manifest.architecture,
         num_threads,
     )

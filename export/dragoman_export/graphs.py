@@ -1,7 +1,8 @@
-"""The two graphs of a bundle, built node by node from an architecture and its weights.
+"""The graphs of a bundle, built node by node from an architecture and its weights.
 
 The encoder runs once per sentence and emits what cross-attention needs of it. The decode step runs once per
-token over rows of different ages: every row has its own past length, and its caches are updated in place.
+token over rows of different ages: every row has its own past length, and its caches are updated in place. The search
+graph turns logits into candidates; greedy search does without it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ _LAYER_NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class GraphPair:
-    """A model as ONNX: both graphs and the weight file that they share."""
+class Graphs:
+    """A model as ONNX: its graphs and the weight file that they share."""
 
     encoder: onnx.ModelProto
     decoder: onnx.ModelProto
+    search: onnx.ModelProto
     weights: WeightFile
 
 
@@ -45,8 +47,8 @@ def build_graphs(
     dtype: DType,
     max_positions: int,
     weight_file: str,
-) -> GraphPair:
-    """Build both graphs.
+) -> Graphs:
+    """Build all graphs.
 
     Args:
         arch: of the model.
@@ -59,7 +61,14 @@ def build_graphs(
     file = WeightFile(weight_file)
     encoder = _EncoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("encoder", file)).build()
     decoder = _DecoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("decode_step", file)).build()
-    return GraphPair(encoder, decoder, file)
+    return Graphs(encoder, decoder, _search_graph(arch, GraphBuilder("search", file)), file)
+
+
+def _search_graph(arch: Architecture, builder: GraphBuilder) -> onnx.ModelProto:
+    log_probs = builder.op("LogSoftmax", tensors.LOGITS, axis=1)
+    builder.node("TopK", log_probs, tensors.COUNT, outputs=[tensors.TOP_LOG_PROBS, tensors.TOP_IDS], axis=1)
+    builder.node("GatherElements", log_probs, tensors.ASKED_IDS, outputs=[tensors.ASKED_LOG_PROBS], axis=1)
+    return builder.model(tensors.search_inputs(arch), tensors.search_outputs())
 
 
 @dataclass(slots=True)
@@ -100,18 +109,19 @@ class _TransformerGraph:
         """An int64 vector, for shapes and axes."""
         return self.builder.tensor(f"int64{list(values)}", np.array(values, np.int64))
 
-    def linear(self, x: str, *names: str, relu_input: bool = False, bias: bool = True) -> str:
+    def linear(self, x: str, *names: str, relu_input: bool = False, bias: bool = True, output: str = "") -> str:
         """X W^T (+ b), for one torch Linear or for several side by side.
 
         Args:
             x: [..., in_features]
             names: of the Linear modules; their outputs are concatenated.
             relu_input: x is to be rectified first.
-            bias: leave the bias to the caller if False.
+            bias: whether there is one.
+            output: name of the result; made up if empty.
         """
         weight = np.concatenate([self.weights[f"{name}.weight"] for name in names]).T
         biases = [self.weights[f"{name}.bias"] for name in names] if bias else []
-        layer = LinearLayer("+".join(names), weight, np.concatenate(biases) if biases else None, relu_input)
+        layer = LinearLayer("+".join(names), weight, np.concatenate(biases) if biases else None, relu_input, output)
         return self.linear_style.apply(self.builder, x, layer)
 
     def embed(self, ids: str, table: str, positions: str) -> str:
@@ -132,20 +142,28 @@ class _TransformerGraph:
         normalised = self.builder.op("LayerNormalization", x, gamma, beta, name=first_norm, epsilon=_LAYER_NORM_EPSILON)
         return _Stream(x, normalised)
 
-    def leave(self, stream: _Stream, sublayer: str, bias: str, own_norm: str, next_norm: str) -> _Stream:
-        """Add a sub-layer's output and its bias to the residual and normalise, in one operator.
+    def leave(self, stream: _Stream, sublayer: str, own_norm: str, next_norm: str) -> _Stream:
+        """Add a sub-layer's output to the residual and normalise.
 
         A post-norm model normalises the sum with the sub-layer's own norm; a pre-norm model keeps the sum, and
         normalises what the next sub-layer reads.
         """
         pre = self.arch.norm == "pre"
         norm = next_norm if pre else own_norm
-        normalised, _, _, total = self.builder.node(
-            "SkipLayerNormalization", stream.residual, sublayer, *self._norm_parameters(norm),
-            self.constant(bias, self.weights[bias]),
-            name=norm, outputs=4, domain=MICROSOFT, epsilon=_LAYER_NORM_EPSILON,
-        )  # fmt: skip
+        total, normalised = self._add_and_normalise(stream.residual, sublayer, norm)
         return _Stream(total if pre else normalised, normalised)
+
+    def _add_and_normalise(self, residual: str, sublayer: str, norm: str) -> tuple[str, str]:
+        parameters = self._norm_parameters(norm)
+        if self.dtype == "float16":
+            normalised, _, _, total = self.builder.node(
+                "SkipLayerNormalization", residual, sublayer, *parameters,
+                name=norm, outputs=4, domain=MICROSOFT, epsilon=_LAYER_NORM_EPSILON,
+            )  # fmt: skip
+            return total, normalised
+        # On the CPU the fused operator computes number by number: it takes 4 to 6 times as long as these two.
+        total = self.builder.op("Add", residual, sublayer, name=f"{norm}.sum")
+        return total, self.builder.op("LayerNormalization", total, *parameters, name=norm, epsilon=_LAYER_NORM_EPSILON)
 
     def _norm_parameters(self, name: str) -> tuple[str, str]:
         weight, bias = f"{name}.weight", f"{name}.bias"
@@ -154,14 +172,8 @@ class _TransformerGraph:
     def feed_forward(self, stream: _Stream, layer: str, next_norm: str) -> _Stream:
         """max(0, x W_1 + b_1) W_2 + b_2 in its residual block."""
         inner = self.linear(stream.entrance, f"{layer}.feed_forward.inner")
-        outer = self.linear(inner, f"{layer}.feed_forward.outer", relu_input=True, bias=False)
-        return self.leave(
-            stream,
-            outer,
-            f"{layer}.feed_forward.outer.bias",
-            f"{layer}.feed_forward_residual.norm",
-            next_norm,
-        )
+        outer = self.linear(inner, f"{layer}.feed_forward.outer", relu_input=True)
+        return self.leave(stream, outer, f"{layer}.feed_forward_residual.norm", next_norm)
 
 
 class _EncoderGraph(_TransformerGraph):
@@ -191,11 +203,10 @@ class _EncoderGraph(_TransformerGraph):
             name=f"{layer}.self_attention", outputs=3, domain=MICROSOFT,
             num_heads=self.arch.num_heads, kv_num_heads=self.arch.num_heads, causal=0,
         )  # fmt: skip
-        attended = self.linear(context, f"{layer}.self_attention.output", bias=False)
+        attended = self.linear(context, f"{layer}.self_attention.output")
         stream = self.leave(
-            stream, attended, f"{layer}.self_attention.output.bias",
-            f"{layer}.self_attention_residual.norm", f"{layer}.feed_forward_residual.norm",
-        )  # fmt: skip
+            stream, attended, f"{layer}.self_attention_residual.norm", f"{layer}.feed_forward_residual.norm"
+        )
         return self.feed_forward(stream, layer, following)
 
     def _cross_memory(self, memory: str, index: int) -> None:
@@ -214,23 +225,19 @@ class _DecoderGraph(_TransformerGraph):
         ids = self.builder.op("Unsqueeze", tensors.INPUT_IDS, self.integers(1))
         column = self.builder.op("Unsqueeze", tensors.PAST_LENGTHS, self.integers(1))
         positions = self.builder.op("Gather", self.positions(), column, name="positions")
-        self._index_last_source_position()
+        one = self.builder.tensor("int32(1)", np.array(1, np.int32))
+        self.last_source = self.builder.op("Sub", tensors.SOURCE_LENGTHS, one, name="last_source_position")
         stream = self.enter(self.embed(ids, "target_embedding", positions), "decoder.0.self_attention_residual.norm")
         for i in range(arch.decoder_layers):
             stream = self._layer(stream, i)
-        logits = self.linear(stream.entrance, "generator", bias=False)
-        flat = self.builder.op("Reshape", logits, self.integers(-1, arch.vocab_size))
-        self.builder.node("Cast", flat, outputs=[tensors.LOGITS], to=onnx.TensorProto.FLOAT)
-        self.builder.node("ArgMax", tensors.LOGITS, outputs=[tensors.NEXT_IDS], axis=1, keepdims=0)
+        # Reshaped before and not after the generator: the logits are large, and to copy them takes time.
+        rows = self.builder.op("Reshape", stream.entrance, self.integers(-1, arch.d_model), name="generator.rows")
+        if self.dtype == "float32":
+            self.linear(rows, "generator", bias=False, output=tensors.LOGITS)
+        else:
+            logits = self.linear(rows, "generator", bias=False)
+            self.builder.node("Cast", logits, outputs=[tensors.LOGITS], to=onnx.TensorProto.FLOAT)
         return self.builder.model(tensors.decoder_inputs(arch, self.dtype), tensors.decoder_outputs(arch, self.dtype))
-
-    def _index_last_source_position(self) -> None:
-        one = self.builder.tensor("int32(1)", np.array(1, np.int32))
-        self.last_source = self.builder.op("Sub", tensors.SOURCE_LENGTHS, one, name="last_source_position")
-        # [rows] -> [rows, num_heads, 1], the index with which GatherND takes one position of every head.
-        wide = self.builder.op("Cast", self.last_source, to=onnx.TensorProto.INT64)
-        column = self.builder.op("Unsqueeze", wide, self.integers(1, 2))
-        self.last_index = self.builder.op("Expand", column, self.integers(1, self.arch.num_heads, 1))
 
     def _layer(self, stream: _Stream, index: int) -> _Stream:
         layer = f"decoder.{index}"
@@ -240,10 +247,8 @@ class _DecoderGraph(_TransformerGraph):
             ("self_attention", self._attend_self, f"{layer}.cross_attention_residual.norm"),
             ("cross_attention", self._attend_source, f"{layer}.feed_forward_residual.norm"),
         ):
-            attended = self.linear(attend(stream.entrance, index), f"{layer}.{kind}.output", bias=False)
-            stream = self.leave(
-                stream, attended, f"{layer}.{kind}.output.bias", f"{layer}.{kind}_residual.norm", next_norm
-            )
+            attended = self.linear(attend(stream.entrance, index), f"{layer}.{kind}.output")
+            stream = self.leave(stream, attended, f"{layer}.{kind}_residual.norm", next_norm)
         return self.feed_forward(stream, layer, following)
 
     def _attend_self(self, x: str, index: int) -> str:
@@ -259,16 +264,9 @@ class _DecoderGraph(_TransformerGraph):
         # GroupQueryAttention wants a new position. It is given the last source position again, which it writes
         # where it already is; so every row pays for its own source and none for padding.
         layer = f"decoder.{index}.cross_attention"
+        query = self.linear(x, f"{layer}.query", output=tensors.cross_query(index))
+        again = [tensors.last_cross_key(index), tensors.last_cross_value(index)]
         caches = [tensors.cross_key(index), tensors.cross_value(index)]
-        again = [
-            self.builder.op(
-                "Reshape",
-                self.builder.op("GatherND", cache, self.last_index, name=f"{layer}.last", batch_dims=2),
-                self.integers(0, 1, self.arch.d_attention),
-            )
-            for cache in caches
-        ]
-        query = self.linear(x, f"{layer}.query")
         present = [tensors.cross_key(index, "present"), tensors.cross_value(index, "present")]
         return self._attend(
             (query, *again), caches, present, self.last_source, tensors.MAX_SOURCE_LENGTH, layer, causal=0

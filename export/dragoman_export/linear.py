@@ -29,6 +29,8 @@ class LinearLayer(NamedTuple):
     """float32 [out_features]."""
     relu_input: bool
     """Whether x is to be rectified first."""
+    output: str = ""
+    """Name of the result; made up if empty."""
 
 
 class LinearStyle(Protocol):
@@ -52,21 +54,15 @@ class FloatLinear:
         name = layer.name
         rectified = builder.op("Relu", x, name=f"{name}.relu") if layer.relu_input else x
         weight = builder.tensor(f"{name}.weight", layer.weight.astype(self.dtype))
-        product = builder.op("MatMul", rectified, weight, name=name)
         if layer.bias is None:
-            return product
+            return builder.op("MatMul", rectified, weight, name=name, output=layer.output)
+        product = builder.op("MatMul", rectified, weight, name=name)
         bias = builder.tensor(f"{name}.bias", layer.bias.astype(self.dtype))
-        return builder.op("Add", product, bias, name=f"{name}.biased")
+        return builder.op("Add", product, bias, name=f"{name}.biased", output=layer.output)
 
     def embed(self, builder: GraphBuilder, ids: str, name: str, table: Array) -> str:
-        """See `LinearStyle`. The table is stored as the generator's [d_model, vocab_size], which it may be tied to."""
-        return _gather_columns(builder, builder.tensor(f"{name}.weight", table.T.astype(self.dtype)), ids, name)
-
-
-def _gather_columns(builder: GraphBuilder, table: str, ids: str, name: str) -> str:
-    # [d_model, vocab_size] -> [d_model, batch, length] -> [batch, length, d_model]
-    gathered = builder.op("Gather", table, ids, name=name, axis=1)
-    return builder.op("Transpose", gathered, name=f"{name}.rows", perm=[1, 2, 0])
+        """See `LinearStyle`."""
+        return builder.op("Gather", builder.tensor(f"{name}.weight", table.astype(self.dtype)), ids, name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +103,12 @@ class Int8Linear:
         ]
         if layer.bias is not None:
             inputs.append(builder.tensor(f"{name}.bias", layer.bias))
-        return builder.op("MatMulIntegerToFloat", *inputs, name=name, domain=MICROSOFT)
+        return builder.op("MatMulIntegerToFloat", *inputs, name=name, domain=MICROSOFT, output=layer.output)
 
     def embed(self, builder: GraphBuilder, ids: str, name: str, table: Array) -> str:
-        """See `LinearStyle`."""
+        """See `LinearStyle`. Rows are stored as such, beside the generator's columns: to gather columns is slow."""
         integers, scales = quantise_weight(table.T)
-        gathered = _gather_columns(builder, builder.tensor(f"{name}.weight", integers), ids, name)
+        gathered = builder.op("Gather", builder.tensor(f"{name}.weight", integers.T), ids, name=name)
         scale = builder.op("Gather", builder.tensor(f"{name}.weight_scale", scales[:, None]), ids, name=f"{name}.scale")
         floats = builder.op("Cast", gathered, name=f"{name}.float", to=onnx.TensorProto.FLOAT)
         return builder.op("Mul", floats, scale, name=f"{name}.dequantised")

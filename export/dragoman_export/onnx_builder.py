@@ -94,9 +94,9 @@ class GraphBuilder:
         self._nodes.append(helper.make_node(op, list(inputs), list(outputs), name=label, domain=domain, **attributes))
         return list(outputs)
 
-    def op(self, op: str, *inputs: str, name: str = "", domain: str = "", **attributes: Any) -> str:
-        """Add a node with one output and return its name."""
-        return self.node(op, *inputs, name=name, domain=domain, **attributes)[0]
+    def op(self, op: str, *inputs: str, name: str = "", domain: str = "", output: str = "", **attributes: Any) -> str:
+        """Add a node with one output, called `output` or else as `node` does, and return its name."""
+        return self.node(op, *inputs, name=name, domain=domain, outputs=[output] if output else 1, **attributes)[0]
 
     def tensor(self, name: str, value: Array) -> str:
         """Add a constant, once per name, and return its name."""

@@ -43,6 +43,7 @@ class OnnxStepModel:
         directory: where the graphs are.
         encoder: file name of the encoder graph.
         decoder: file name of the decode-step graph.
+        search: file name of the search graph.
         arch: of the model.
         num_threads: of each graph; 0 lets ONNX Runtime choose.
     """
@@ -52,11 +53,13 @@ class OnnxStepModel:
         directory: Path,
         encoder: str,
         decoder: str,
+        search: str,
         arch: Architecture,
         num_threads: int = 0,
     ) -> None:
         self.encoder = open_session(directory / encoder, num_threads)
         self.decoder = open_session(directory / decoder, num_threads)
+        self.search = open_session(directory / search, num_threads)
         self._arch = arch
 
     def start(self, sources: Sequence[Ids]) -> OnnxState:
@@ -90,13 +93,21 @@ class OnnxStepModel:
         }
         binding = self.decoder.io_binding()
         binding.bind_output(tensors.LOGITS, "cpu")
-        binding.bind_output(tensors.NEXT_IDS, "cpu")
         for name, value in feeds.items():
             binding.bind_cpu_input(name, np.asarray(value))
+        for layer in range(self._arch.decoder_layers):
+            for name, whole in (
+                (tensors.last_cross_key(layer), tensors.cross_key(layer)),
+                (tensors.last_cross_value(layer), tensors.cross_value(layer)),
+            ):
+                last = state.caches[whole][np.arange(num_rows), :, state.source_lengths - 1]
+                binding.bind_cpu_input(name, last.reshape(num_rows, 1, -1))
         for name, cache in state.caches.items():
             place = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
             binding.bind_input(name, *place)
             binding.bind_output(name.replace("past_key_values", "present"), *place)
+        for layer in range(self._arch.decoder_layers):
+            binding.bind_output(tensors.cross_query(layer), "cpu")
         self.decoder.run_with_iobinding(binding)
         return binding.get_outputs()[0].numpy(), dataclasses.replace(state, past_len=state.past_len + 1)
 
@@ -120,4 +131,5 @@ def open_session(path: Path, num_threads: int = 0) -> onnxruntime.InferenceSessi
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
+    options.add_session_config_entry("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -51,14 +51,14 @@ REQUIREMENTS: dict[Precision, Requirement] = {
 
 
 def check_interface(model: OnnxStepModel, expected: Mapping[str, Sequence[TensorDescription]]) -> None:
-    """Compare names, element types and axes of both graphs with the manifest.
+    """Compare names, element types and axes of all graphs with the manifest.
 
     Raises:
         ParityError: listing every difference.
     """
     problems = [
         problem
-        for graph, session in (("encoder", model.encoder), ("decoder", model.decoder))
+        for graph, session in (("encoder", model.encoder), ("decoder", model.decoder), ("search", model.search))
         for problem in _interface_problems(graph, session, expected[f"{graph}_inputs"], expected[f"{graph}_outputs"])
     ]
     if problems:

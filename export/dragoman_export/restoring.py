@@ -71,8 +71,9 @@ def _named_weights(initializers: dict[str, Array], rows: dict[str, int]) -> dict
             continue
         floats = value.astype(np.float32)
         if value.dtype == np.int8:
-            floats *= initializers[f"{joined}.weight_scale"].ravel()
-        matrix = floats.T if floats.ndim == 2 else floats
+            floats *= initializers[f"{joined}.weight_scale"]
+        is_table = joined.endswith("_embedding")  # stored row by row already
+        matrix = floats.T if floats.ndim == 2 and not is_table else floats
         offsets = np.cumsum([rows[part] for part in parts])[:-1]
         for part, piece in zip(parts, np.split(matrix, offsets), strict=True):
             weights[part] = torch.from_numpy(np.ascontiguousarray(piece))

@@ -21,6 +21,7 @@ from dragoman_server.model import EngineSettings, ServedModel
 from dragoman_server.repository import ModelRepository, load_repository, num_models
 from dragoman_server.servicer import TranslationServicer
 from dragoman_server.settings import ServerSettings
+from dragoman_server.validation import RequestLimits
 
 _LOG = logging.getLogger(__name__)
 _SERVICE = pb.DESCRIPTOR.services_by_name["TranslationService"].full_name
@@ -56,13 +57,7 @@ class Server:
 
     def _load_models(self) -> ModelRepository:
         settings = self.settings
-        engine_settings = EngineSettings(
-            num_slots=settings.slots,
-            max_waiting=settings.max_waiting,
-            max_encode_tokens=settings.max_encode_tokens,
-            num_threads=settings.threads_per_model(num_models(settings.models)),
-            precision=settings.precision,
-        )
+        engine_settings = settings.engine_settings(num_models(settings.models))
         repository = load_repository(settings.models, engine_settings, self.metrics.observer)
         for model in repository.models.values():
             self._announce(model, engine_settings)
@@ -71,16 +66,18 @@ class Server:
     def _announce(self, model: ServedModel, settings: EngineSettings) -> None:
         variant = model.variant
         self.metrics.model_info.labels(model.name, model.version, variant.device, variant.precision).set(1)
-        self.metrics.slots.labels(model.name).set(settings.num_slots)
-        self.metrics.cache_bytes.labels(model.name).set(model.runner.cache.num_bytes)
+        self.metrics.slots.labels(model.name).set(settings.slots_per_instance * settings.num_instances)
+        self.metrics.cache_bytes.labels(model.name).set(model.cache_bytes)
+        self.metrics.batch_invariant.labels(model.name).set(variant.parity.batch_invariant)
         _LOG.info(
-            "model %s version %s: %s, %d slots, %d threads, %.0f MiB reserved for caches",
+            "model %s version %s: %s, %d slots, %d instances of %d threads, %.0f MiB reserved for caches",
             model.name,
             model.version,
             variant.precision,
-            settings.num_slots,
+            settings.slots_per_instance * settings.num_instances,
+            settings.num_instances,
             settings.num_threads,
-            model.runner.cache.num_bytes / 2**20,
+            model.cache_bytes / 2**20,
         )
 
     async def run(self) -> int:
@@ -108,7 +105,7 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         settings = self.settings
         server = grpc.aio.server(interceptors=[self._interceptor], options=_OPTIONS)
-        servicer = TranslationServicer(self.repository, settings.max_texts)
+        servicer = TranslationServicer(self.repository, RequestLimits(settings.max_texts, settings.max_characters))
         pb_grpc.add_TranslationServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((_SERVICE, _HEALTH, reflection.SERVICE_NAME), server)

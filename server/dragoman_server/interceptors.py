@@ -1,4 +1,4 @@
-"""Around every unary call: a readable request, an error that maps to one status code, a count and a duration."""
+"""Around every call: a readable request, an error that maps to one status code, a count and a duration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import grpc
@@ -21,11 +22,12 @@ from dragoman_server.wire import Malformed, tolerant_parser
 _LOG = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Unary = Callable[[Any, Context], Awaitable[Any]]
+Streaming = Callable[[Any, Context], AsyncGenerator[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the project's own unary RPCs; the standard services (health, reflection) pass through.
+    """Wraps the project's own RPCs; the standard services (health, reflection) pass through.
 
     Args:
         metrics: where calls are counted.
@@ -59,35 +61,52 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or method not in self._inputs:
             return handler
-        return grpc.unary_unary_rpc_method_handler(
-            self._wrap(cast("Behaviour", handler.unary_unary), method.rpartition("/")[2]),
-            request_deserializer=tolerant_parser(self._inputs[method]),
-            response_serializer=handler.response_serializer,
-        )
+        name = method.rpartition("/")[2]
+        parse = tolerant_parser(self._inputs[method])
+        serialise = handler.response_serializer
+        if handler.response_streaming:
+            streaming = self._wrap_streaming(cast("Streaming", handler.unary_stream), name)
+            return grpc.unary_stream_rpc_method_handler(streaming, parse, serialise)
+        unary = self._wrap_unary(cast("Unary", handler.unary_unary), name)
+        return grpc.unary_unary_rpc_method_handler(unary, parse, serialise)
 
-    def _wrap(self, behaviour: Behaviour, method: str) -> Behaviour:
+    def _wrap_unary(self, behaviour: Unary, method: str) -> Unary:
         async def call(request: Message | Malformed, context: Context) -> Any:
-            begun, code = time.monotonic(), grpc.StatusCode.OK
-            self._enter()
-            try:
-                if self._draining:
-                    raise ShuttingDownError("the server is shutting down")  # noqa: TRY301 - counted like any other
+            async with self._accounted(method, context):
                 return await behaviour(_well_formed(request), context)
-            except ServiceError as error:
-                code = error.code
-                await context.abort(code, str(error))
-            except asyncio.CancelledError:
-                code = grpc.StatusCode.CANCELLED
-                raise
-            except Exception:  # noqa: BLE001 - logged with its traceback; the caller must not see it
-                code = grpc.StatusCode.INTERNAL
-                _LOG.exception("%s failed", method)
-                await context.abort(code, "internal error; the server's log has the details")
-            finally:
-                self._leave()
-                self._metrics.call_done(method, code.name, time.monotonic() - begun)
 
         return call
+
+    def _wrap_streaming(self, behaviour: Streaming, method: str) -> Streaming:
+        async def call(request: Message | Malformed, context: Context) -> AsyncGenerator[Any]:
+            async with self._accounted(method, context), aclosing(behaviour(_well_formed(request), context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+        return call
+
+    @asynccontextmanager
+    async def _accounted(self, method: str, context: Context) -> AsyncIterator[None]:
+        """Around the work on one call: refuse it while draining, turn errors into codes, count it."""
+        begun, code = time.monotonic(), grpc.StatusCode.OK
+        self._enter()
+        try:
+            if self._draining:
+                raise ShuttingDownError("the server is shutting down")  # noqa: TRY301 - counted like any other
+            yield
+        except ServiceError as error:
+            code = error.code
+            await context.abort(code, str(error))
+        except (asyncio.CancelledError, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception:  # noqa: BLE001 - logged with its traceback; the caller must not see it
+            code = grpc.StatusCode.INTERNAL
+            _LOG.exception("%s failed", method)
+            await context.abort(code, "internal error; the server's log has the details")
+        finally:
+            self._leave()
+            self._metrics.call_done(method, code.name, time.monotonic() - begun)
 
     def _enter(self) -> None:
         self._num_running += 1

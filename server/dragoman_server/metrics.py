@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from dragoman_server.engine.request import Sequence, StepOutput
@@ -58,10 +56,40 @@ class Metrics:
             "dragoman_step_rows", "Rows decoded in a step.", ["model"], buckets=_ROW_BUCKETS, registry=registry
         )
         self.queue_depth = Gauge("dragoman_queue_depth", "Texts waiting for a slot.", ["model"], registry=registry)
-        self.running_rows = Gauge("dragoman_running_rows", "Texts being decoded.", ["model"], registry=registry)
-        self.slots = Gauge("dragoman_slots", "Texts that can be decoded side by side.", ["model"], registry=registry)
+        self.running_rows = Gauge(
+            "dragoman_running_rows",
+            "Rows being decoded, paused ones included.",
+            ["model", "instance"],
+            registry=registry,
+        )
+        self.slots = Gauge("dragoman_slots", "Rows that can be decoded side by side.", ["model"], registry=registry)
         self.cache_bytes = Gauge(
             "dragoman_cache_reserved_bytes", "Memory reserved for keys and values.", ["model"], registry=registry
+        )
+        self.encode_seconds = Histogram(
+            "dragoman_encode_stall_seconds",
+            "How long an encoder pass held up running rows.",
+            ["model"],
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.padding_tokens = Counter(
+            "dragoman_padding_tokens", "Source positions encoded for nothing.", ["model"], registry=registry
+        )
+        self.saved_tokens = Counter(
+            "dragoman_saved_tokens",
+            "Target tokens not decoded since their caller had gone; an estimate.",
+            ["model"],
+            registry=registry,
+        )
+        self.preempted = Counter(
+            "dragoman_sequences_preempted", "Bulk texts that had to start again.", ["model"], registry=registry
+        )
+        self.batch_invariant = Gauge(
+            "dragoman_batch_invariant",
+            "1 if results are bitwise the same whatever else is being decoded.",
+            ["model"],
+            registry=registry,
         )
         self.model_info = Gauge(
             "dragoman_model_info",
@@ -70,9 +98,9 @@ class Metrics:
             registry=registry,
         )
 
-    def observer(self, model: str) -> EngineMetrics:
+    def observer(self, model: str, instance: int) -> EngineMetrics:
         """Metrics of one engine."""
-        return EngineMetrics(self, model)
+        return EngineMetrics(self, model, instance)
 
     def call_done(self, method: str, code: str, seconds: float) -> None:
         """A call has been answered."""
@@ -86,40 +114,50 @@ class EngineMetrics:
     Args:
         metrics: where to count.
         model: label of everything counted.
+        instance: number of the engine, a label where engines differ.
     """
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: Metrics, model: str, instance: int) -> None:
         self._phases = {phase: metrics.phase_seconds.labels(model, phase) for phase in PHASES}
         self._source_tokens = metrics.source_tokens.labels(model)
         self._target_tokens = metrics.target_tokens.labels(model)
         self._finished = metrics.finished
         self._step_seconds = metrics.step_seconds.labels(model)
         self._step_rows = metrics.step_rows.labels(model)
+        self._encode_seconds = metrics.encode_seconds.labels(model)
+        self._padding_tokens = metrics.padding_tokens.labels(model)
+        self._saved_tokens = metrics.saved_tokens.labels(model)
+        self._preempted = metrics.preempted.labels(model)
         self._queue_depth = metrics.queue_depth.labels(model)
-        self._running_rows = metrics.running_rows.labels(model)
+        self._running_rows = metrics.running_rows.labels(model, str(instance))
         self._model = model
 
-    def step_done(self, output: StepOutput, num_waiting: int, num_running: int) -> None:
+    def step_done(self, output: StepOutput, num_waiting: int, num_rows: int) -> None:
         """See `EngineObserver`."""
         if output.num_rows:
             self._step_seconds.observe(output.decode_s)
             self._step_rows.observe(output.num_rows)
+        if output.num_encoded:
+            self._encode_seconds.observe(output.encode_s)
+            self._padding_tokens.inc(output.num_padding_tokens)
+        self._preempted.inc(output.num_preempted)
+        self._saved_tokens.inc(output.num_saved_tokens)
         self._queue_depth.set(num_waiting)
-        self._running_rows.set(num_running)
-        self._count_finished(output.finished)
+        self._running_rows.set(num_rows)
+        for sequence in output.finished:
+            self._count_finished(sequence)
 
-    def _count_finished(self, finished: Seq[Sequence]) -> None:
-        for sequence in finished:
-            assert sequence.finish_reason is not None
-            self._finished.labels(self._model, sequence.finish_reason.value).inc()
-            times = sequence.times
-            self._phases["total"].observe(times.finished - times.arrived)
-            # One that was dropped in the queue has waited as well, or overload would look healthy.
-            self._phases["queue"].observe((times.scheduled or times.finished) - times.arrived)
-            if not times.first_token:
-                continue
-            self._phases["encode"].observe(times.encoded - times.scheduled)
-            self._phases["first_token"].observe(times.first_token - times.arrived)
-            self._phases["decode"].observe(times.finished - times.encoded)
-            self._source_tokens.observe(len(sequence.source_ids))
-            self._target_tokens.observe(len(sequence.output_ids))
+    def _count_finished(self, sequence: Sequence) -> None:
+        assert sequence.finish_reason is not None
+        self._finished.labels(self._model, sequence.finish_reason.value).inc()
+        times = sequence.times
+        self._phases["total"].observe(times.finished - times.arrived)
+        # One that was dropped in the queue has waited as well, or overload would look healthy.
+        self._phases["queue"].observe((times.scheduled or times.finished) - times.arrived)
+        if not times.first_token:
+            return
+        self._phases["encode"].observe(times.encoded - times.scheduled)
+        self._phases["first_token"].observe(times.first_token - times.arrived)
+        self._phases["decode"].observe(times.finished - times.encoded)
+        self._source_tokens.observe(len(sequence.source_ids))
+        self._target_tokens.observe(len(sequence.output_ids))

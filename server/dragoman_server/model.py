@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from dragoman_bundle.bundle import Bundle
 from dragoman_bundle.manifest import BundleError, DirectionSpec, Golden, Variant
 from dragoman_server.engine.async_engine import AsyncEngine
 from dragoman_server.engine.engine import Engine, EngineObserver
-from dragoman_server.engine.model_runner import OnnxModelRunner
+from dragoman_server.engine.model_runner import OnnxModel, OnnxModelRunner
+from dragoman_server.engine.pace import Pace
 from dragoman_server.engine.request import DecodingOptions, Sequence, SequenceTimes
-from dragoman_server.engine.scheduler import Scheduler, SchedulerLimits
+from dragoman_server.engine.scheduler import SchedulerLimits, WaitingLine
 from dragoman_server.tokenizer import SentencePieceTokenizer, Tokenizer
 
 
@@ -22,15 +23,30 @@ class EngineSettings:
     """How much a model may take."""
 
     num_slots: int
-    """Texts decoded side by side."""
+    """Rows decoded side by side, all instances together."""
     max_waiting: int
     """Texts that may wait for a slot."""
     max_encode_tokens: int
     """Padded source tokens encoded between two decode steps."""
+    max_bulk_rows: int
+    """Rows of bulk work that may go along while interactive work runs."""
+    num_instances: int
+    """Engines, each on a thread of its own."""
     num_threads: int
-    """Threads of a graph."""
+    """Threads of a graph, per instance."""
+    max_hypotheses: int
+    """Widest beam, most alternatives, most samples of one text."""
     precision: str | None = None
     """Of the variant to serve; None takes the fastest."""
+
+    @property
+    def slots_per_instance(self) -> int:
+        """Rows of one engine; the widest request must fit into them."""
+        return -(-self.num_slots // self.num_instances)
+
+
+Observe = Callable[[str, int], EngineObserver | None]
+"""Gives the observer for a model's name and the number of an instance."""
 
 
 class ServedModel:
@@ -40,30 +56,39 @@ class ServedModel:
         version: name of the bundle's directory.
         bundle: verified.
         variant: of the bundle, the one to run.
-        settings: of its engine.
-        observer: of its engine.
+        settings: of its engines.
+        observe: gives the observer for each instance.
     """
 
     def __init__(
-        self, version: str, bundle: Bundle, variant: Variant, settings: EngineSettings, observer: EngineObserver | None
+        self, version: str, bundle: Bundle, variant: Variant, settings: EngineSettings, observe: Observe
     ) -> None:
         manifest = bundle.manifest
         self.name = manifest.name
         self.version = version
         self.manifest = manifest
         self.variant = variant
+        self.settings = settings
+        self.max_hypotheses = min(settings.max_hypotheses, settings.slots_per_instance)
+        self.pace = Pace()
         self.tokenizer: Tokenizer = SentencePieceTokenizer(bundle.file(manifest.tokenizer))
-        self.runner = OnnxModelRunner(bundle, variant, settings.num_slots, settings.num_threads)
+        model = OnnxModel(bundle, variant, settings.num_threads)
+        runners = [OnnxModelRunner(model, settings.slots_per_instance) for _ in range(settings.num_instances)]
+        self.cache_bytes = sum(runner.cache.num_bytes for runner in runners)
         limits = SchedulerLimits(
-            max_rows=settings.num_slots,
+            max_rows=settings.slots_per_instance,
             max_encode_tokens=settings.max_encode_tokens,
-            max_waiting=settings.max_waiting,
+            max_bulk_rows=settings.max_bulk_rows,
         )
-        ids = manifest.special_ids
-        engine = Engine(self.runner, Scheduler(limits), ids.start, ids.end)
-        self._check_goldens(engine, bundle.path)
-        engine.observer = observer
-        self.engine = AsyncEngine(engine, manifest.name)
+        end_id = manifest.special_ids.end
+        for runner in runners:
+            self._check_goldens(Engine(runner, limits, WaitingLine(len(variant.goldens)), end_id), bundle.path)
+        line = WaitingLine(settings.max_waiting)
+        engines = [
+            Engine(runner, limits, line, end_id, self.pace, observe(self.name, instance))
+            for instance, runner in enumerate(runners)
+        ]
+        self.engine = AsyncEngine(engines, line, manifest.name)
 
     def direction(self, source: str, target: str) -> DirectionSpec | None:
         """How it translates a pair; None if it does not."""
@@ -78,17 +103,12 @@ class ServedModel:
         length = self.manifest.generated_length
         return min(self.manifest.limits.max_target_tokens, int(length.factor * num_source_tokens) + length.extra)
 
-    async def decode(self, source_ids: list[int], max_target_tokens: int, deadline: float | None) -> Sequence:
-        """Decode one source; see `AsyncEngine.decode`."""
-        return await self.engine.decode(source_ids, DecodingOptions(max_target_tokens=max_target_tokens), deadline)
-
     def _check_goldens(self, engine: Engine, path: Path) -> None:
-        """Decode the golden requests side by side, in the engine that will serve; also its warm-up."""
+        """Decode the golden requests side by side, with the graphs and caches that will serve; also their warm-up."""
         sequences = {i: self._golden_sequence(i, golden) for i, golden in enumerate(self.variant.goldens)}
-        waiting = [*sequences.values()]
-        while waiting or not engine.scheduler.is_idle:
-            while waiting and engine.scheduler.num_waiting < engine.scheduler.limits.max_waiting:
-                engine.add(waiting.pop(0))
+        for sequence in sequences.values():
+            engine.scheduler.line.add(sequence)
+        while engine.has_work:
             engine.step()
         if problems := list(self._golden_problems(sequences)):
             raise BundleError(path, problems)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from dragoman_bundle.bundle import load_bundle
 from dragoman_bundle.manifest import MANIFEST, BundleError
-from dragoman_server.engine.engine import EngineObserver
 from dragoman_server.errors import InvalidRequestError, NotFoundError
-from dragoman_server.model import EngineSettings, ServedModel
+from dragoman_server.model import EngineSettings, Observe, ServedModel
 
 
 class RepositoryError(Exception):
@@ -58,15 +57,13 @@ def _offer(models: list[ServedModel]) -> str:
     return f"available: {', '.join(pairs)}"
 
 
-def load_repository(
-    root: Path, settings: EngineSettings, observe: Callable[[str], EngineObserver | None]
-) -> ModelRepository:
+def load_repository(root: Path, settings: EngineSettings, observe: Observe) -> ModelRepository:
     """Load and check the newest version of every model.
 
     Args:
         root: of the repository.
         settings: of every engine.
-        observe: gives the observer for a model's name.
+        observe: gives the observers of engines.
 
     Raises:
         RepositoryError: there is no model, or any of them is refused.
@@ -93,13 +90,13 @@ def num_models(root: Path) -> int:
     return sum(1 for _ in _newest_versions(root))
 
 
-def _load(path: Path, settings: EngineSettings, observe: Callable[[str], EngineObserver | None]) -> ServedModel:
+def _load(path: Path, settings: EngineSettings, observe: Observe) -> ServedModel:
     bundle = load_bundle(path)
     variant = bundle.variant("cpu", settings.precision)
     if variant is None:
         have = ", ".join(f"{v.device}-{v.precision}" for v in bundle.manifest.variants)
         raise BundleError(path, [f"it has no cpu variant of precision {settings.precision or 'any'}; it has {have}"])
-    return ServedModel(path.name, bundle, variant, settings, observe(bundle.manifest.name))
+    return ServedModel(path.name, bundle, variant, settings, observe)
 
 
 def _newest_versions(root: Path) -> Iterator[Path]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
 from dragoman_protos.v1 import translation_pb2 as pb
 from dragoman_protos.v1 import translation_pb2_grpc as pb_grpc
+from dragoman_server.answers import description, target_score, timings, translation
 from dragoman_server.engine.async_engine import EngineDeadError
 from dragoman_server.engine.request import FinishReason, Sequence
 from dragoman_server.engine.scheduler import QueueFullError
@@ -17,18 +21,18 @@ from dragoman_server.errors import (
     DeadlineError,
     EngineFailedError,
     InvalidRequestError,
+    NotFoundError,
     OverloadedError,
     ServiceError,
     ShuttingDownError,
 )
 from dragoman_server.model import ServedModel
 from dragoman_server.repository import ModelRepository
-from dragoman_server.validation import ValidRequest, parse_request, unknown_fields
+from dragoman_server.streaming import TextStream, merge
+from dragoman_server.validation import RequestLimits, parse_scoring, parse_translation, unknown_fields
 
-_FINISH_REASONS = {
-    FinishReason.EOS: pb.FINISH_REASON_EOS,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-}
+_MANY_CHARACTERS = 20_000
+"""Texts of more than this in a call are tokenised on a thread, so that other calls go on."""
 
 
 class TranslationServicer(pb_grpc.TranslationServiceServicer):
@@ -36,27 +40,84 @@ class TranslationServicer(pb_grpc.TranslationServiceServicer):
 
     Args:
         repository: of loaded models, their engines running.
-        max_texts: most texts of one call.
+        limits: on every call.
     """
 
-    def __init__(self, repository: ModelRepository, max_texts: int) -> None:
+    def __init__(self, repository: ModelRepository, limits: RequestLimits) -> None:
         self._repository = repository
-        self._max_texts = max_texts
+        self._limits = limits
 
     async def Translate(  # noqa: N802 - the name is the RPC's
         self, request: pb.TranslateRequest, context: grpc.aio.ServicerContext[pb.TranslateRequest, pb.TranslateResponse]
     ) -> pb.TranslateResponse:
         """See translation.proto."""
-        arrived, remaining = time.monotonic(), context.time_remaining()
-        valid = parse_request(request, self._repository, self._max_texts)
-        sequences = await _decode_all(valid, None if remaining is None else arrived + remaining)
-        if any(sequence.finish_reason is FinishReason.DEADLINE for sequence in sequences):
-            raise DeadlineError("the deadline passed while the texts were being translated")
+        arrived, deadline = _clock(context)
+        valid = await _parse(parse_translation, request, request.texts, self._repository, self._limits)
+        parts = [part for text in valid.texts for part in text.segments]
+        _check_deadline(valid.model, [len(part.source_ids) for part in parts], deadline)
+        sequences = await _decode_all(
+            valid.model.engine.decode(part.source_ids, part.options, deadline, valid.priority) for part in parts
+        )
+        remaining = iter(sequences)
         return pb.TranslateResponse(
-            translations=[_translation(valid.model, sequence) for sequence in sequences],
+            translations=[translation(valid, text, [next(remaining) for _ in text.segments]) for text in valid.texts],
             model=valid.model.name,
             model_version=valid.model.version,
-            timings=_timings(sequences, arrived),
+            timings=timings(sequences, arrived),
+            seed=valid.options.seed,
+        )
+
+    async def TranslateStream(  # noqa: N802 - the name is the RPC's
+        self,
+        request: pb.TranslateRequest,
+        context: grpc.aio.ServicerContext[pb.TranslateRequest, pb.TranslateStreamResponse],
+    ) -> AsyncGenerator[pb.TranslateStreamResponse]:
+        """See translation.proto."""
+        arrived, deadline = _clock(context)
+        valid = await _parse(parse_translation, request, request.texts, self._repository, self._limits)
+        _check_deadline(valid.model, [len(p.source_ids) for text in valid.texts for p in text.segments], deadline)
+        streams = [TextStream(valid, text) for text in valid.texts]
+        finished: list[Sequence] = []
+        with _engine_errors():
+            async for text_index, segment_index, event in merge(valid, deadline):
+                if isinstance(event, Sequence):
+                    _check_finished([event])
+                    finished.append(event)
+                stream = streams[text_index]
+                if ready := stream.accept(segment_index, event):
+                    yield pb.TranslateStreamResponse(
+                        delta=pb.TranslateStreamResponse.Delta(text_index=text_index, text=ready)
+                    )
+                if isinstance(event, Sequence) and (sequences := stream.sequences) is not None:
+                    whole = translation(valid, stream.text, sequences)
+                    yield pb.TranslateStreamResponse(
+                        completion=pb.TranslateStreamResponse.Completion(text_index=text_index, translation=whole)
+                    )
+        summary = pb.TranslateStreamResponse.Summary(
+            model=valid.model.name,
+            model_version=valid.model.version,
+            timings=timings(finished, arrived),
+            seed=valid.options.seed,
+        )
+        yield pb.TranslateStreamResponse(summary=summary)
+
+    async def Score(  # noqa: N802 - the name is the RPC's
+        self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse]
+    ) -> pb.ScoreResponse:
+        """See translation.proto."""
+        arrived, deadline = _clock(context)
+        texts = [*request.sources, *request.targets]
+        valid = await _parse(parse_scoring, request, texts, self._repository, self._limits)
+        _check_deadline(valid.model, [len(source_ids) for source_ids, _ in valid.pairs], deadline)
+        sequences = await _decode_all(
+            valid.model.engine.decode(source_ids, options, deadline, valid.priority)
+            for source_ids, options in valid.pairs
+        )
+        return pb.ScoreResponse(
+            scores=[target_score(valid.model, sequence) for sequence in sequences],
+            model=valid.model.name,
+            model_version=valid.model.version,
+            timings=timings(sequences, arrived),
         )
 
     async def ListModels(  # noqa: N802 - the name is the RPC's
@@ -67,58 +128,75 @@ class TranslationServicer(pb_grpc.TranslationServiceServicer):
         """See translation.proto."""
         if problems := list(unknown_fields(request)):
             raise InvalidRequestError(problems)
-        return pb.ListModelsResponse(models=[_description(model) for model in self._repository.models.values()])
+        return pb.ListModelsResponse(models=[description(model) for model in self._repository.models.values()])
+
+    async def GetModel(  # noqa: N802 - the name is the RPC's
+        self,
+        request: pb.GetModelRequest,
+        context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.Model],  # noqa: ARG002
+    ) -> pb.Model:
+        """See translation.proto."""
+        if problems := list(unknown_fields(request)):
+            raise InvalidRequestError(problems)
+        models = self._repository.models
+        if request.name not in models:
+            raise NotFoundError(f"there is no model {request.name!r}; there is {', '.join(models)}")
+        return description(models[request.name])
 
 
-async def _decode_all(valid: ValidRequest, deadline: float | None) -> list[Sequence]:
-    """Decode all texts side by side; if one fails, or the caller goes away, the others are cancelled."""
-    try:
+def _clock(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[float, float | None]:
+    """Now and the call's deadline, as moments of `time.monotonic`."""
+    arrived, remaining = time.monotonic(), context.time_remaining()
+    return arrived, None if remaining is None else arrived + remaining
+
+
+async def _parse(parse: Any, request: Any, texts: Seq[str], repository: ModelRepository, limits: RequestLimits) -> Any:
+    if sum(map(len, texts)) > _MANY_CHARACTERS:
+        return await asyncio.to_thread(parse, request, repository, limits)
+    return parse(request, repository, limits)
+
+
+def _check_deadline(model: ServedModel, source_lengths: Seq[int], deadline: float | None) -> None:
+    """Refuse work that cannot be done in time, before it takes anybody else's."""
+    if deadline is None:
+        return
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise DeadlineError("the deadline had passed when the call arrived")
+    needed = model.pace.least_seconds(source_lengths)
+    if needed > remaining:
+        raise DeadlineError(f"{remaining:.3f} s are left, at least {needed:.3f} s are needed; nothing was begun")
+
+
+async def _decode_all(calls: Iterator[Coroutine[Any, Any, Sequence]]) -> list[Sequence]:
+    """Decode everything side by side; if one fails, or the caller goes away, the others are cancelled."""
+    with _engine_errors():
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(valid.model.decode(text.source_ids, text.max_target_tokens, deadline))
-                for text in valid.texts
-            ]
+            tasks = [group.create_task(call) for call in calls]
+    sequences = [task.result() for task in tasks]
+    _check_finished(sequences)
+    return sequences
+
+
+def _check_finished(sequences: Seq[Sequence]) -> None:
+    if any(sequence.finish_reason is FinishReason.DEADLINE for sequence in sequences):
+        raise DeadlineError("the deadline passed while the texts were being translated")
+
+
+@contextmanager
+def _engine_errors() -> Iterator[None]:
+    """Turns what engines raise, alone or in a group, into what callers are told."""
+    try:
+        yield
     except* (QueueFullError, EngineDeadError) as errors:
         raise _as_service_error(errors.exceptions[0]) from errors
-    return [task.result() for task in tasks]
+    except* ServiceError as errors:
+        raise errors.exceptions[0] from errors
 
 
-def _as_service_error(error: Exception) -> ServiceError:
+def _as_service_error(error: BaseException) -> ServiceError:
     if isinstance(error, QueueFullError):
         return OverloadedError(str(error))
     if error.__cause__ is None:
         return ShuttingDownError("the server is shutting down")
     return EngineFailedError("the engine has failed; the server is restarting")
-
-
-def _translation(model: ServedModel, sequence: Sequence) -> pb.Translation:
-    assert sequence.finish_reason is not None
-    return pb.Translation(
-        text=model.tokenizer.decode(sequence.output_ids),
-        finish_reason=_FINISH_REASONS[sequence.finish_reason],
-        source_tokens=len(sequence.source_ids),
-        target_tokens=len(sequence.output_ids),
-    )
-
-
-def _timings(sequences: Seq[Sequence], arrived: float) -> pb.Timings:
-    times = [sequence.times for sequence in sequences]
-    return pb.Timings(
-        queue_seconds=max(t.scheduled - t.arrived for t in times),
-        encode_seconds=max(t.encoded - t.scheduled for t in times),
-        decode_seconds=max(t.finished - t.encoded for t in times),
-        total_seconds=time.monotonic() - arrived,
-    )
-
-
-def _description(model: ServedModel) -> pb.Model:
-    manifest = model.manifest
-    return pb.Model(
-        name=model.name,
-        version=model.version,
-        directions=[pb.Direction(source_language=d.source, target_language=d.target) for d in manifest.directions],
-        precision=model.variant.precision,
-        device=model.variant.device,
-        max_source_tokens=manifest.limits.max_source_tokens,
-        max_target_tokens=manifest.limits.max_target_tokens,
-    )

@@ -56,7 +56,7 @@ def test_a_file_becomes_a_file(server: ServerProcess, tmp_path: Path) -> None:
 
 
 def test_json_says_everything_and_errors_keep_their_line(server: ServerProcess) -> None:
-    result = dragoman(server, "--json", text="ba be\n\n" + "ba " * 100 + "\nda\n")
+    result = dragoman(server, "--json", "--no-split", text="ba be\n\n" + "ba " * 100 + "\nda\n")
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert result.returncode == 1
     assert [row["line"] for row in rows] == [1, 2, 3, 4]
@@ -64,7 +64,7 @@ def test_json_says_everything_and_errors_keep_their_line(server: ServerProcess) 
     assert rows[0]["finish_reason"] == "eos"
     assert (rows[0]["model"], rows[0]["model_version"]) == ("reversal", "1")
     assert rows[2]["code"] == "INVALID_ARGUMENT"
-    assert "line 3: texts[0] has 102 tokens" in result.stderr
+    assert "line 3: texts[0] has more than 64 tokens" in result.stderr
     assert rows[3]["text"] == "da"
 
 
@@ -123,7 +123,7 @@ async def test_a_stream_reads_no_further_ahead_than_its_concurrency(server: Serv
 
     async with AsyncClient(server.address) as client:
         results: list[Translation | DragomanError] = []
-        async for result in client.translate_stream(texts(), concurrency=8, **PAIR):
+        async for result in client.translate_many(texts(), concurrency=8, **PAIR):
             results.append(result)
             assert taken <= len(results) + 8
     assert len(results) == 100
@@ -131,7 +131,7 @@ async def test_a_stream_reads_no_further_ahead_than_its_concurrency(server: Serv
 
 async def test_leaving_a_stream_early_cancels_the_rest(server: ServerProcess) -> None:
     async with AsyncClient(server.address) as client:
-        stream = client.translate_stream(sentences(50, seed=71), concurrency=50, **PAIR)
+        stream = client.translate_many(sentences(50, seed=71), concurrency=50, **PAIR)
         first = await anext(stream)
         await stream.aclose()
         assert isinstance(first, Translation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -73,19 +74,23 @@ def test_the_wheel_brings_the_bundled_models(tmp_path: Path) -> None:
 
 def test_the_tour_translates(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("The cat sat on the mat.\n\nI love you.\n", encoding="utf-8")
-    commands = [line for line in SHELL if line.startswith(("dragoman translate", "dragoman models", "cat "))]
-    assert len(commands) == 4
+    starts = ("dragoman translate", "dragoman stream", "dragoman models", "cat ")
+    commands = [line for line in SHELL if line.startswith(starts)]
+    assert len(commands) == 7
     with running_server(ROOT / "deploy" / "models") as server:
         printed = [run(line, tmp_path, server.address) for line in commands]
         assert printed[0].splitlines()[0] == "I love you."
         lines = (tmp_path / "book.zh.txt").read_text(encoding="utf-8").split("\n")
         assert lines[1] == lines[3] == ""
         assert all(re.search("[\u4e00-\u9fff]", lines[i]) for i in (0, 2))
-        assert len(PYTHON) == 1
-        program = PYTHON[0].replace("localhost:50051", server.address)
-        output = run(f"python - <<'EOF'\n{program}\nEOF", tmp_path).splitlines()
-        assert output[0] == "I love you. eos"
-        assert len(output) == 3
+        assert all(re.search("[\u4e00-\u9fff]", printed[i]) for i in (2, 6))
+        assert len(json.loads(printed[4])["segments"][0]["hypotheses"]) == 3
+        programs = [program.replace("localhost:50051", server.address) for program in PYTHON]
+        tour, decoding = (run(f"python - <<'EOF'\n{program}\nEOF", tmp_path).splitlines() for program in programs)
+        assert tour[0] == "I love you. eos"
+        assert len(tour) == 3
+        assert all(line.startswith("I don't") for line in decoding[4:8])
+        assert -1 < float(decoding[-1]) < 0
 
 
 def test_three_commands_train_export_and_serve(tmp_path: Path) -> None:
@@ -110,8 +115,8 @@ def test_the_settings_table_is_complete() -> None:
     documented = set(re.findall(r"^\| `--([a-z-]+)` \|", README, re.MULTILINE))
     assert documented == {name.replace("_", "-") for name in ServerSettings.model_fields}
     for name, field in ServerSettings.model_fields.items():
-        if isinstance(field.default, int | float) and name != "threads":
-            assert f"| `DRAGOMAN_{name.upper()}` | `{field.default:g}` |" in README, name
+        if isinstance(field.default, int | float) and name not in {"threads", "instances"}:
+            assert f"| `DRAGOMAN_{name.upper()}` | `{str(field.default).removesuffix('.0')}` |" in README, name
 
 
 @pytest.mark.parametrize("direction", ["zh-en", "en-zh"])

@@ -28,6 +28,7 @@ from dragoman_client import (
     AsyncClient,
     Client,
     DeadlineExceededError,
+    DecodingOptions,
     DragomanError,
     InvalidRequestError,
     NotFoundError,
@@ -108,11 +109,13 @@ async def test_64_concurrent_clients_get_what_each_gets_alone(
 async def test_a_request_that_arrives_later_finishes_before_a_long_one(reversal_bundle: Bundle, tmp_path: Path) -> None:
     """The long one is long by construction: its end token cannot be chosen."""
     models = endless_model(reversal_bundle, tmp_path)
-    with running_server(models) as server:
+    with running_server(models, "--instances", "1") as server:
         async with AsyncClient(server.address) as client:
-            long = asyncio.create_task(client.translate("ba be bi bo", max_target_tokens=4000, **PAIR))
+            long = asyncio.create_task(
+                client.translate("ba be bi bo", options=DecodingOptions(max_target_tokens=4000), **PAIR)
+            )
             await until_running(server)
-            short = await client.translate("da de", max_target_tokens=3, **PAIR)
+            short = await client.translate("da de", options=DecodingOptions(max_target_tokens=3), **PAIR)
             assert not long.done()
             assert short.target_tokens == 3
             assert (await long).target_tokens == 4000
@@ -139,7 +142,7 @@ def endless_model(bundle: Bundle, directory: Path) -> Path:
 async def until_running(server: ServerProcess) -> None:
     """Wait until a row is being decoded."""
     deadline = time.monotonic() + 10
-    while 'dragoman_running_rows{model="reversal"} 1.0' not in server.metrics():
+    while not re.search(r"^dragoman_running_rows\{.*\} 1\.0$", server.metrics(), re.MULTILINE):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
 
@@ -161,8 +164,81 @@ def histogram(page: str, name: str) -> dict[str, float]:
             "INVALID_ARGUMENT",
             ["texts[0] is empty", "source_language is not set", "target_language is not set"],
         ),
-        (a_request("ba " * 100), "INVALID_ARGUMENT", ["texts[0] has 102 tokens, reversal takes at most 64; split it"]),
-        (a_request("ba" + " " * 5000 + "be"), "INVALID_ARGUMENT", ["texts[0] has 5004 characters, at most 4096"]),
+        (
+            a_request("ba " * 100, splitting=pb.SPLITTING_NONE),
+            "INVALID_ARGUMENT",
+            ["texts[0] has more than 64 tokens, reversal takes at most 64 tokens in one piece"],
+        ),
+        (
+            a_request("ba" + " " * 5000 + "be", splitting=pb.SPLITTING_NONE),
+            "INVALID_ARGUMENT",
+            ["texts[0] has 5004 characters, reversal takes at most 64 tokens"],
+        ),
+        (a_request("ba" * 500_001), "INVALID_ARGUMENT", ["texts has 1000002 characters, at most 1000000 are allowed"]),
+        (
+            a_request(
+                "ba",
+                "be",
+                target_prefixes=["x"],
+                splitting=9,
+                priority=9,
+            ),
+            "INVALID_ARGUMENT",
+            ["target_prefixes has 1 entries for 2 texts", "splitting is 9", "priority is 9"],
+        ),
+        (
+            a_request(
+                "ba",
+                options=pb.DecodingOptions(
+                    min_target_tokens=9,
+                    max_target_tokens=8,
+                    max_target_ratio=-1,
+                    num_hypotheses=5,
+                    beam=pb.BeamSearch(width=4, length_penalty=-1, coverage_penalty=float("nan"), patience=0),
+                    repetition_penalty=0.5,
+                    suppressed_texts=[" "],
+                    end_pieces=["nowhere"],
+                ),
+            ),
+            "INVALID_ARGUMENT",
+            [
+                "options.min_target_tokens is 9, above max_target_tokens, 8",
+                "options.max_target_ratio is -1, it must be above 0",
+                "options.num_hypotheses is 5, more than beam.width, 4",
+                "options.beam.length_penalty is -1, it must be at least 0",
+                "options.beam.coverage_penalty is nan",
+                "options.beam.patience is 0, it must be above 0",
+                "options.repetition_penalty is 0.5, it must be at least 1",
+                "options.suppressed_texts[0] has no visible character",
+                "options.end_pieces[0] is 'nowhere', which is not in the vocabulary",
+            ],
+        ),
+        (
+            a_request(
+                "ba", options=pb.DecodingOptions(sampling=pb.Sampling(temperature=0, top_p=2), num_hypotheses=99)
+            ),
+            "INVALID_ARGUMENT",
+            [
+                "sampling.temperature is 0, it must be above 0",
+                "sampling.top_p is 2",
+                "num_hypotheses is 99, at most 16",
+            ],
+        ),
+        (
+            a_request("ba", options=pb.DecodingOptions(alternatives=pb.Alternatives(count=0), num_hypotheses=2)),
+            "INVALID_ARGUMENT",
+            ["alternatives.count is 0, it must be 1 to 16", "num_hypotheses is for beam and sampling"],
+        ),
+        (
+            a_request("ba", options=pb.DecodingOptions(num_hypotheses=2)),
+            "INVALID_ARGUMENT",
+            ["num_hypotheses is 2, but greedy search has one result; set beam or sampling as well"],
+        ),
+        (
+            a_request("ba", target_prefixes=["be " * 70]),
+            "INVALID_ARGUMENT",
+            ["target_prefixes[0] has 70 tokens, which leaves no room for a translation"],
+        ),
         (a_request(*["ba"] * 1025), "INVALID_ARGUMENT", ["texts has 1025 entries, at most 1024 are allowed"]),
         (
             a_request("ba", options=pb.DecodingOptions(max_target_tokens=0)),
@@ -200,7 +276,7 @@ def test_a_bad_request_gets_its_code_and_says_what_to_change(
 
 def test_nothing_is_cut_silently(server: ServerProcess) -> None:
     with Client(server.address) as client:
-        cut = client.translate("ba be bi bo", max_target_tokens=2, **PAIR)
+        cut = client.translate("ba be bi bo", options=DecodingOptions(max_target_tokens=2), **PAIR)
         whole = client.translate("ba be bi bo", **PAIR)
     assert (cut.finish_reason, cut.complete, cut.target_tokens) == ("length", False, 2)
     assert (whole.finish_reason, whole.complete, whole.text) == ("eos", True, "bo bi be ba")
@@ -255,7 +331,9 @@ def test_reflection_describes_the_service(server: ServerProcess) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {"dragoman.v1.TranslationService", "grpc.health.v1.Health"} <= names
     file = FileDescriptorProto.FromString(described.file_descriptor_response.file_descriptor_proto[0])
-    assert [method.name for method in file.service[0].method] == ["Translate", "ListModels"]
+    assert [method.name for method in file.service[0].method] == [
+        "Translate", "TranslateStream", "Score", "ListModels", "GetModel",
+    ]  # fmt: skip
 
 
 def test_metrics_count_what_happened(reversal_models: Path) -> None:
@@ -276,7 +354,7 @@ def test_metrics_count_what_happened(reversal_models: Path) -> None:
     assert samples["dragoman_sequences_finished_total", model, ("reason", "eos")] == 2
     assert samples["dragoman_target_tokens_count", model] == 2
     assert samples["dragoman_queue_depth", model] == 0
-    assert samples["dragoman_running_rows", model] == 0
+    assert samples["dragoman_running_rows", ("instance", "0"), model] == 0
     for phase in ("queue", "encode", "first_token", "decode", "total"):
         assert samples["dragoman_phase_seconds_count", model, ("phase", phase)] == 2
     buckets = [
@@ -311,13 +389,15 @@ async def test_sigterm_lets_running_calls_end(reversal_models: Path) -> None:
 async def test_a_long_call_ends_after_sigterm_and_a_new_one_is_refused(reversal_bundle: Bundle, tmp_path: Path) -> None:
     with running_server(endless_model(reversal_bundle, tmp_path)) as server:
         async with AsyncClient(server.address) as client:
-            long = asyncio.create_task(client.translate("ba be", max_target_tokens=4000, **PAIR))
+            long = asyncio.create_task(
+                client.translate("ba be", options=DecodingOptions(max_target_tokens=4000), **PAIR)
+            )
             await until_running(server)
             server.process.terminate()
             while "stopping" not in server.log():
                 await asyncio.sleep(0.01)
             with pytest.raises(UnavailableError, match="shutting down"):
-                await client.translate("da", max_target_tokens=1, **PAIR)
+                await client.translate("da", options=DecodingOptions(max_target_tokens=1), **PAIR)
             assert not long.done()
             assert (await long).target_tokens == 4000
         assert await asyncio.to_thread(server.process.wait, 10) == 0
@@ -335,8 +415,8 @@ async def test_a_caller_that_goes_away_frees_its_slot(reversal_bundle: Bundle, t
     with running_server(endless_model(reversal_bundle, tmp_path), "--slots", "1") as server:
         async with AsyncClient(server.address) as client:
             with pytest.raises(DeadlineExceededError):
-                await client.translate("ba be", max_target_tokens=5000, timeout=0.1, **PAIR)
-            short = await client.translate("da", max_target_tokens=1, timeout=5, **PAIR)
+                await client.translate("ba be", options=DecodingOptions(max_target_tokens=5000), timeout=0.1, **PAIR)
+            short = await client.translate("da", options=DecodingOptions(max_target_tokens=1), timeout=5, **PAIR)
             assert short.target_tokens == 1
         assert re.search(r'reason="(cancelled|deadline)"} 1.0', server.metrics())
 

@@ -18,7 +18,7 @@ from dragoman_bundle.architecture import Architecture
 from dragoman_bundle.bundle import Bundle, digest, load_bundle
 from dragoman_bundle.manifest import MANIFEST, BundleError, parse_manifest, variant_tensors
 from dragoman_export.batching import Ids
-from dragoman_export.bundling import model_weights
+from dragoman_export.bundling import load_step_model, model_weights
 from dragoman_export.checkpoint import load_model
 from dragoman_export.decoding import LengthLimit, TorchStepModel, beam_search, greedy_search
 from dragoman_export.errors import ParityError
@@ -44,8 +44,9 @@ def build(arch: Architecture, directory: Path, seed: int = 0) -> tuple[Transform
     graphs = build_graphs(arch, model_weights(model), FloatLinear("float32"), "float32", 64, "weights.bin")
     onnx.save(graphs.encoder, directory / "encoder.onnx")
     onnx.save(graphs.decoder, directory / "decoder.onnx")
+    onnx.save(graphs.search, directory / "search.onnx")
     graphs.weights.write(directory)
-    return model, OnnxStepModel(directory, "encoder.onnx", "decoder.onnx", arch)
+    return model, OnnxStepModel(directory, "encoder.onnx", "decoder.onnx", "search.onnx", arch)
 
 
 def sources(count: int, vocab_size: int, seed: int = 0) -> list[Ids]:
@@ -126,7 +127,7 @@ def test_tensors_shared_by_both_graphs_are_stored_once(reversal_bundle: Bundle) 
     for name in (variant.encoder, variant.decoder):
         graph = onnx.load(reversal_bundle.file(name), load_external_data=False).graph
         places[name] = {t.name: t.external_data[1].value for t in graph.initializer if t.external_data}
-    assert places[variant.encoder]["source_embedding.weight"] == places[variant.decoder]["generator.weight"]
+    assert places[variant.encoder]["source_embedding.weight"] == places[variant.decoder]["target_embedding.weight"]
 
 
 def test_verify_repeats_the_proof(reversal_bundle: Bundle) -> None:
@@ -228,14 +229,14 @@ def test_a_graph_with_another_output_fails_verification(copy: Path, reversal_bun
     graph = onnx.load(copy / "decoder.cpu-fp32.onnx", load_external_data=False)
     for node in graph.graph.node:
         for i, output in enumerate(node.output):
-            if output == tensors.NEXT_IDS:
+            if output == tensors.LOGITS:
                 node.output[i] = "surprise"
-    next(o for o in graph.graph.output if o.name == tensors.NEXT_IDS).name = "surprise"
+    next(o for o in graph.graph.output if o.name == tensors.LOGITS).name = "surprise"
     onnx.save(graph, copy / "decoder.cpu-fp32.onnx")
     resign(copy, reversal_bundle)
     with pytest.raises(BundleError) as caught:
         verify_bundle(copy, lambda _: None)
-    assert "output next_ids is missing" in str(caught.value)
+    assert "output logits is missing" in str(caught.value)
     assert "output surprise is unexpected" in str(caught.value)
 
 
@@ -262,9 +263,7 @@ def test_a_row_is_bitwise_the_same_in_any_company(precision: str, reversal_bundl
     assert variant is not None
     batch = sources(40, 200, seed=7)
     for threads in (1, 2):
-        model = OnnxStepModel(
-            reversal_bundle.path, variant.encoder, variant.decoder, reversal_bundle.manifest.architecture, threads
-        )
+        model = load_step_model(reversal_bundle, variant, threads)
         alone = [forced(model, [source])[:, 0] for source in batch[:6]]
         for rows in (batch[:6], batch, batch[:6] + [batch[0]] * 9):
             together = forced(model, rows)

@@ -24,33 +24,67 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$dragoman_protos/v1/translation.proto\x12\x0b\x64ragoman.v1\"\x91\x01\n\x10TranslateRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x17\n\x0fsource_language\x18\x02 \x01(\t\x12\x17\n\x0ftarget_language\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12-\n\x07options\x18\x05 \x01(\x0b\x32\x1c.dragoman.v1.DecodingOptions\"G\n\x0f\x44\x65\x63odingOptions\x12\x1e\n\x11max_target_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x14\n\x12_max_target_tokens\"\x90\x01\n\x11TranslateResponse\x12.\n\x0ctranslations\x18\x01 \x03(\x0b\x32\x18.dragoman.v1.Translation\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.dragoman.v1.Timings\"{\n\x0bTranslation\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12\x15\n\rsource_tokens\x18\x03 \x01(\r\x12\x15\n\rtarget_tokens\x18\x04 \x01(\r\"g\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x16\n\x0e\x65ncode_seconds\x18\x02 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x03 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x04 \x01(\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.dragoman.v1.Model\"\xab\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12*\n\ndirections\x18\x03 \x03(\x0b\x32\x16.dragoman.v1.Direction\x12\x11\n\tprecision\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x19\n\x11max_source_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_target_tokens\x18\x07 \x01(\r\"=\n\tDirection\x12\x17\n\x0fsource_language\x18\x01 \x01(\t\x12\x17\n\x0ftarget_language\x18\x02 \x01(\t*^\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xaf\x01\n\x12TranslationService\x12J\n\tTranslate\x12\x1d.dragoman.v1.TranslateRequest\x1a\x1e.dragoman.v1.TranslateResponse\x12M\n\nListModels\x12\x1e.dragoman.v1.ListModelsRequest\x1a\x1f.dragoman.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$dragoman_protos/v1/translation.proto\x12\x0b\x64ragoman.v1\"\xfe\x01\n\x10TranslateRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x17\n\x0fsource_language\x18\x02 \x01(\t\x12\x17\n\x0ftarget_language\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12-\n\x07options\x18\x05 \x01(\x0b\x32\x1c.dragoman.v1.DecodingOptions\x12)\n\tsplitting\x18\x06 \x01(\x0e\x32\x16.dragoman.v1.Splitting\x12\x17\n\x0ftarget_prefixes\x18\x07 \x03(\t\x12\'\n\x08priority\x18\x08 \x01(\x0e\x32\x15.dragoman.v1.Priority\"\xaa\x05\n\x0f\x44\x65\x63odingOptions\x12\x1e\n\x11max_target_tokens\x18\x01 \x01(\rH\x01\x88\x01\x01\x12\x1e\n\x11min_target_tokens\x18\x02 \x01(\rH\x02\x88\x01\x01\x12\x1d\n\x10max_target_ratio\x18\x03 \x01(\x02H\x03\x88\x01\x01\x12\x1d\n\x10min_target_ratio\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\'\n\x04\x62\x65\x61m\x18\x05 \x01(\x0b\x32\x17.dragoman.v1.BeamSearchH\x00\x12)\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.dragoman.v1.SamplingH\x00\x12\x31\n\x0c\x61lternatives\x18\x07 \x01(\x0b\x32\x19.dragoman.v1.AlternativesH\x00\x12\x1b\n\x0enum_hypotheses\x18\x08 \x01(\rH\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x06\x88\x01\x01\x12!\n\x14no_repeat_ngram_size\x18\n \x01(\rH\x07\x88\x01\x01\x12\x18\n\x10suppressed_texts\x18\x0b \x03(\t\x12\x18\n\x10suppress_unknown\x18\x0c \x01(\x08\x12\x12\n\nend_pieces\x18\r \x03(\t\x12\x15\n\rreturn_scores\x18\x0e \x01(\x08\x12\x15\n\rreturn_tokens\x18\x0f \x01(\x08\x12\x18\n\x10return_alignment\x18\x10 \x01(\x08\x42\x08\n\x06searchB\x14\n\x12_max_target_tokensB\x14\n\x12_min_target_tokensB\x13\n\x11_max_target_ratioB\x13\n\x11_min_target_ratioB\x11\n\x0f_num_hypothesesB\x15\n\x13_repetition_penaltyB\x17\n\x15_no_repeat_ngram_size\"\xb7\x01\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x1d\n\x10\x63overage_penalty\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x15\n\x08patience\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\nexhaustive\x18\x05 \x01(\x08\x42\x11\n\x0f_length_penaltyB\x13\n\x11_coverage_penaltyB\x0b\n\t_patience\"\x8c\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seed\"O\n\x0c\x41lternatives\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x1c\n\x0fmin_probability\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x12\n\x10_min_probability\"\xac\x01\n\x11TranslateResponse\x12.\n\x0ctranslations\x18\x01 \x03(\x0b\x32\x18.dragoman.v1.Translation\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.dragoman.v1.Timings\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xd7\x03\n\x17TranslateStreamResponse\x12;\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32*.dragoman.v1.TranslateStreamResponse.DeltaH\x00\x12\x45\n\ncompletion\x18\x02 \x01(\x0b\x32/.dragoman.v1.TranslateStreamResponse.CompletionH\x00\x12?\n\x07summary\x18\x03 \x01(\x0b\x32,.dragoman.v1.TranslateStreamResponse.SummaryH\x00\x1a)\n\x05\x44\x65lta\x12\x12\n\ntext_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x1aO\n\nCompletion\x12\x12\n\ntext_index\x18\x01 \x01(\r\x12-\n\x0btranslation\x18\x02 \x01(\x0b\x32\x18.dragoman.v1.Translation\x1ar\n\x07Summary\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.dragoman.v1.Timings\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seedB\x07\n\x05\x65vent\"\xa3\x01\n\x0bTranslation\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12\x15\n\rsource_tokens\x18\x03 \x01(\r\x12\x15\n\rtarget_tokens\x18\x04 \x01(\r\x12&\n\x08segments\x18\x05 \x03(\x0b\x32\x14.dragoman.v1.Segment\"\xcd\x01\n\x07Segment\x12\x14\n\x0csource_start\x18\x01 \x01(\r\x12\x12\n\nsource_end\x18\x02 \x01(\r\x12\x14\n\x0ctarget_start\x18\x03 \x01(\r\x12\x12\n\ntarget_end\x18\x04 \x01(\r\x12\x0f\n\x07\x64ivided\x18\x05 \x01(\x08\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12+\n\nhypotheses\x18\x07 \x03(\x0b\x32\x17.dragoman.v1.Hypothesis\"\xa8\x01\n\nHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x10\n\x08log_prob\x18\x04 \x01(\x01\x12\"\n\x06tokens\x18\x05 \x03(\x0b\x32\x12.dragoman.v1.Token\x12\x15\n\rtarget_tokens\x18\x06 \x01(\r\"e\n\x05Token\x12\r\n\x05piece\x18\x01 \x01(\t\x12\x15\n\x08log_prob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12)\n\talignment\x18\x03 \x01(\x0b\x32\x16.dragoman.v1.AlignmentB\x0b\n\t_log_prob\"E\n\tAlignment\x12\x14\n\x0csource_start\x18\x01 \x01(\r\x12\x12\n\nsource_end\x18\x02 \x01(\r\x12\x0e\n\x06weight\x18\x03 \x01(\x02\"\x9a\x01\n\x0cScoreRequest\x12\x0f\n\x07sources\x18\x01 \x03(\t\x12\x0f\n\x07targets\x18\x02 \x03(\t\x12\x17\n\x0fsource_language\x18\x03 \x01(\t\x12\x17\n\x0ftarget_language\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.dragoman.v1.Priority\"\x86\x01\n\rScoreResponse\x12(\n\x06scores\x18\x01 \x03(\x0b\x32\x18.dragoman.v1.TargetScore\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.dragoman.v1.Timings\"R\n\x0bTargetScore\x12\x10\n\x08log_prob\x18\x01 \x01(\x01\x12\r\n\x05score\x18\x02 \x01(\x01\x12\"\n\x06tokens\x18\x03 \x03(\x0b\x32\x12.dragoman.v1.Token\"\x84\x01\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x16\n\x0e\x65ncode_seconds\x18\x02 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x03 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x04 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\x05 \x01(\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.dragoman.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xdc\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12*\n\ndirections\x18\x03 \x03(\x0b\x32\x16.dragoman.v1.Direction\x12\x11\n\tprecision\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x19\n\x11max_source_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_target_tokens\x18\x07 \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x08 \x01(\x08\x12\x16\n\x0emax_hypotheses\x18\t \x01(\r\"=\n\tDirection\x12\x17\n\x0fsource_language\x18\x01 \x01(\t\x12\x17\n\x0ftarget_language\x18\x02 \x01(\t*S\n\tSplitting\x12\x19\n\x15SPLITTING_UNSPECIFIED\x10\x00\x12\x17\n\x13SPLITTING_SENTENCES\x10\x01\x12\x12\n\x0eSPLITTING_NONE\x10\x02*Q\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x11\n\rPRIORITY_BULK\x10\x02*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03\x32\x87\x03\n\x12TranslationService\x12J\n\tTranslate\x12\x1d.dragoman.v1.TranslateRequest\x1a\x1e.dragoman.v1.TranslateResponse\x12X\n\x0fTranslateStream\x12\x1d.dragoman.v1.TranslateRequest\x1a$.dragoman.v1.TranslateStreamResponse0\x01\x12>\n\x05Score\x12\x19.dragoman.v1.ScoreRequest\x1a\x1a.dragoman.v1.ScoreResponse\x12M\n\nListModels\x12\x1e.dragoman.v1.ListModelsRequest\x1a\x1f.dragoman.v1.ListModelsResponse\x12<\n\x08GetModel\x12\x1c.dragoman.v1.GetModelRequest\x1a\x12.dragoman.v1.Modelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dragoman_protos.v1.translation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=967
-  _globals['_FINISHREASON']._serialized_end=1061
+  _globals['_SPLITTING']._serialized_start=3684
+  _globals['_SPLITTING']._serialized_end=3767
+  _globals['_PRIORITY']._serialized_start=3769
+  _globals['_PRIORITY']._serialized_end=3850
+  _globals['_FINISHREASON']._serialized_start=3852
+  _globals['_FINISHREASON']._serialized_end=3970
   _globals['_TRANSLATEREQUEST']._serialized_start=54
-  _globals['_TRANSLATEREQUEST']._serialized_end=199
-  _globals['_DECODINGOPTIONS']._serialized_start=201
-  _globals['_DECODINGOPTIONS']._serialized_end=272
-  _globals['_TRANSLATERESPONSE']._serialized_start=275
-  _globals['_TRANSLATERESPONSE']._serialized_end=419
-  _globals['_TRANSLATION']._serialized_start=421
-  _globals['_TRANSLATION']._serialized_end=544
-  _globals['_TIMINGS']._serialized_start=546
-  _globals['_TIMINGS']._serialized_end=649
-  _globals['_LISTMODELSREQUEST']._serialized_start=651
-  _globals['_LISTMODELSREQUEST']._serialized_end=670
-  _globals['_LISTMODELSRESPONSE']._serialized_start=672
-  _globals['_LISTMODELSRESPONSE']._serialized_end=728
-  _globals['_MODEL']._serialized_start=731
-  _globals['_MODEL']._serialized_end=902
-  _globals['_DIRECTION']._serialized_start=904
-  _globals['_DIRECTION']._serialized_end=965
-  _globals['_TRANSLATIONSERVICE']._serialized_start=1064
-  _globals['_TRANSLATIONSERVICE']._serialized_end=1239
+  _globals['_TRANSLATEREQUEST']._serialized_end=308
+  _globals['_DECODINGOPTIONS']._serialized_start=311
+  _globals['_DECODINGOPTIONS']._serialized_end=993
+  _globals['_BEAMSEARCH']._serialized_start=996
+  _globals['_BEAMSEARCH']._serialized_end=1179
+  _globals['_SAMPLING']._serialized_start=1182
+  _globals['_SAMPLING']._serialized_end=1322
+  _globals['_ALTERNATIVES']._serialized_start=1324
+  _globals['_ALTERNATIVES']._serialized_end=1403
+  _globals['_TRANSLATERESPONSE']._serialized_start=1406
+  _globals['_TRANSLATERESPONSE']._serialized_end=1578
+  _globals['_TRANSLATESTREAMRESPONSE']._serialized_start=1581
+  _globals['_TRANSLATESTREAMRESPONSE']._serialized_end=2052
+  _globals['_TRANSLATESTREAMRESPONSE_DELTA']._serialized_start=1805
+  _globals['_TRANSLATESTREAMRESPONSE_DELTA']._serialized_end=1846
+  _globals['_TRANSLATESTREAMRESPONSE_COMPLETION']._serialized_start=1848
+  _globals['_TRANSLATESTREAMRESPONSE_COMPLETION']._serialized_end=1927
+  _globals['_TRANSLATESTREAMRESPONSE_SUMMARY']._serialized_start=1929
+  _globals['_TRANSLATESTREAMRESPONSE_SUMMARY']._serialized_end=2043
+  _globals['_TRANSLATION']._serialized_start=2055
+  _globals['_TRANSLATION']._serialized_end=2218
+  _globals['_SEGMENT']._serialized_start=2221
+  _globals['_SEGMENT']._serialized_end=2426
+  _globals['_HYPOTHESIS']._serialized_start=2429
+  _globals['_HYPOTHESIS']._serialized_end=2597
+  _globals['_TOKEN']._serialized_start=2599
+  _globals['_TOKEN']._serialized_end=2700
+  _globals['_ALIGNMENT']._serialized_start=2702
+  _globals['_ALIGNMENT']._serialized_end=2771
+  _globals['_SCOREREQUEST']._serialized_start=2774
+  _globals['_SCOREREQUEST']._serialized_end=2928
+  _globals['_SCORERESPONSE']._serialized_start=2931
+  _globals['_SCORERESPONSE']._serialized_end=3065
+  _globals['_TARGETSCORE']._serialized_start=3067
+  _globals['_TARGETSCORE']._serialized_end=3149
+  _globals['_TIMINGS']._serialized_start=3152
+  _globals['_TIMINGS']._serialized_end=3284
+  _globals['_LISTMODELSREQUEST']._serialized_start=3286
+  _globals['_LISTMODELSREQUEST']._serialized_end=3305
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3307
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3363
+  _globals['_GETMODELREQUEST']._serialized_start=3365
+  _globals['_GETMODELREQUEST']._serialized_end=3396
+  _globals['_MODEL']._serialized_start=3399
+  _globals['_MODEL']._serialized_end=3619
+  _globals['_DIRECTION']._serialized_start=3621
+  _globals['_DIRECTION']._serialized_end=3682
+  _globals['_TRANSLATIONSERVICE']._serialized_start=3973
+  _globals['_TRANSLATIONSERVICE']._serialized_end=4364
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,13 @@ if _version_not_supported:
 
 class TranslationServiceStub:
     """Translates text with the models of a server's repository.
+
+    Errors of every call:
+    INVALID_ARGUMENT: the request is not valid; the message lists every problem.
+    NOT_FOUND: no loaded model has this name or translates this pair; the message lists what there is.
+    RESOURCE_EXHAUSTED: too many texts are waiting; try again later.
+    DEADLINE_EXCEEDED: the deadline passed, or cannot be met; in that case nothing was begun.
+    UNAVAILABLE: the server is shutting down; another one may answer.
     """
 
     def __init__(self, channel):
@@ -40,25 +47,57 @@ class TranslationServiceStub:
                 request_serializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateRequest.SerializeToString,
                 response_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateResponse.FromString,
                 _registered_method=True)
+        self.TranslateStream = channel.unary_stream(
+                '/dragoman.v1.TranslationService/TranslateStream',
+                request_serializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateRequest.SerializeToString,
+                response_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateStreamResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/dragoman.v1.TranslationService/Score',
+                request_serializer=dragoman__protos_dot_v1_dot_translation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/dragoman.v1.TranslationService/ListModels',
                 request_serializer=dragoman__protos_dot_v1_dot_translation__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/dragoman.v1.TranslationService/GetModel',
+                request_serializer=dragoman__protos_dot_v1_dot_translation__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.Model.FromString,
+                _registered_method=True)
 
 
 class TranslationServiceServicer:
     """Translates text with the models of a server's repository.
+
+    Errors of every call:
+    INVALID_ARGUMENT: the request is not valid; the message lists every problem.
+    NOT_FOUND: no loaded model has this name or translates this pair; the message lists what there is.
+    RESOURCE_EXHAUSTED: too many texts are waiting; try again later.
+    DEADLINE_EXCEEDED: the deadline passed, or cannot be met; in that case nothing was begun.
+    UNAVAILABLE: the server is shutting down; another one may answer.
     """
 
     def Translate(self, request, context):
         """Translates one or several texts. All of them are decoded side by side, together with whatever else the server is
         doing; that never changes a result. The call's deadline and its cancellation stop the decoding.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
-        INVALID_ARGUMENT: the request is not valid; the message lists every problem.
-        NOT_FOUND: no loaded model has this name or translates this pair; the message lists what there is.
-        RESOURCE_EXHAUSTED: too many texts are waiting; try again later.
-        UNAVAILABLE: the server is shutting down; another one may answer.
+    def TranslateStream(self, request, context):
+        """Like Translate, but sends text as soon as it is certain: under beam search, what all hypotheses have in common. What
+        has been sent is never taken back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Says how probable given translations are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,6 +105,13 @@ class TranslationServiceServicer:
 
     def ListModels(self, request, context):
         """Lists the models that can be asked to translate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """Describes one model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,10 +125,25 @@ def add_TranslationServiceServicer_to_server(servicer, server):
                     request_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateRequest.FromString,
                     response_serializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateResponse.SerializeToString,
             ),
+            'TranslateStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.TranslateStream,
+                    request_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateRequest.FromString,
+                    response_serializer=dragoman__protos_dot_v1_dot_translation__pb2.TranslateStreamResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.ScoreRequest.FromString,
+                    response_serializer=dragoman__protos_dot_v1_dot_translation__pb2.ScoreResponse.SerializeToString,
+            ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
                     request_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.ListModelsRequest.FromString,
                     response_serializer=dragoman__protos_dot_v1_dot_translation__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=dragoman__protos_dot_v1_dot_translation__pb2.GetModelRequest.FromString,
+                    response_serializer=dragoman__protos_dot_v1_dot_translation__pb2.Model.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -94,6 +155,13 @@ def add_TranslationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TranslationService:
     """Translates text with the models of a server's repository.
+
+    Errors of every call:
+    INVALID_ARGUMENT: the request is not valid; the message lists every problem.
+    NOT_FOUND: no loaded model has this name or translates this pair; the message lists what there is.
+    RESOURCE_EXHAUSTED: too many texts are waiting; try again later.
+    DEADLINE_EXCEEDED: the deadline passed, or cannot be met; in that case nothing was begun.
+    UNAVAILABLE: the server is shutting down; another one may answer.
     """
 
     @staticmethod
@@ -124,6 +192,60 @@ class TranslationService:
             _registered_method=True)
 
     @staticmethod
+    def TranslateStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dragoman.v1.TranslationService/TranslateStream',
+            dragoman__protos_dot_v1_dot_translation__pb2.TranslateRequest.SerializeToString,
+            dragoman__protos_dot_v1_dot_translation__pb2.TranslateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.TranslationService/Score',
+            dragoman__protos_dot_v1_dot_translation__pb2.ScoreRequest.SerializeToString,
+            dragoman__protos_dot_v1_dot_translation__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListModels(request,
             target,
             options=(),
@@ -140,6 +262,33 @@ class TranslationService:
             '/dragoman.v1.TranslationService/ListModels',
             dragoman__protos_dot_v1_dot_translation__pb2.ListModelsRequest.SerializeToString,
             dragoman__protos_dot_v1_dot_translation__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.TranslationService/GetModel',
+            dragoman__protos_dot_v1_dot_translation__pb2.GetModelRequest.SerializeToString,
+            dragoman__protos_dot_v1_dot_translation__pb2.Model.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from dragoman_server.engine.model_runner import ModelRunner
-from dragoman_server.engine.request import FinishReason, Sequence, StepOutput, StepPlan
-from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.model_runner import Candidates, ModelRunner
+from dragoman_server.engine.pace import Pace
+from dragoman_server.engine.request import FinishReason, Row, Sampling, Sequence, StepOutput, StepPlan
+from dragoman_server.engine.scheduler import RowTable, Scheduler, SchedulerLimits, WaitingLine
+from dragoman_server.engine.search import Child, draw, edit_logits, extend, grow, num_candidates, ranked
 
 
 class EngineObserver(Protocol):
-    """Is told what the engine does; called on the engine's thread, so it must be quick."""
+    """Is told what an engine does; called on the engine's thread, so it must be quick."""
 
-    def step_done(self, output: StepOutput, num_waiting: int, num_running: int) -> None:
+    def step_done(self, output: StepOutput, num_waiting: int, num_rows: int) -> None:
         """A step has been committed; the counts are those after it."""
 
 
@@ -21,66 +25,76 @@ class Engine:
     """Decodes sequences side by side; each joins at any step and leaves at the step it ends.
 
     Args:
-        runner: of the model.
-        scheduler: decides who runs.
-        start_id: first decoder input.
+        runner: of the model; no other engine's.
+        limits: of this engine.
+        line: where sequences wait; several engines may take from it.
         end_id: token that ends a target.
+        pace: learns from every step; several engines may share it.
         observer: for metrics; None watches nothing.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
-        scheduler: Scheduler,
-        start_id: int,
+        limits: SchedulerLimits,
+        line: WaitingLine,
         end_id: int,
+        pace: Pace | None = None,
         observer: EngineObserver | None = None,
     ) -> None:
-        self.scheduler = scheduler
         self._runner = runner
-        self._start_id = start_id
+        self.table = RowTable(runner.copy, runner.release)
+        self.scheduler = Scheduler(limits, line, self.table)
         self._end_id = end_id
+        self.pace = pace or Pace()
         self.observer = observer
         self._dropped: list[Sequence] = []
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a sequence in line.
-
-        Raises:
-            QueueFullError: the line is full.
-        """
-        self.scheduler.add(sequence)
-
     def drop(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence early, wherever it is; its slot is free in the next plan. No effect once it has ended."""
+        """End a sequence early, if it waits or runs here; its rows are free in the next plan."""
         if self.scheduler.drop(reason, sequence, time.monotonic()):
             self._dropped.append(sequence)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._dropped) or not self.scheduler.is_idle or self.scheduler.line.num_waiting > 0
+
     def step(self) -> StepOutput:
-        """Decode every running row by one token: expire, retire, plan, encode, decode, commit, retire.
+        """Decode every running row by one token: expire, plan, encode, decode, commit.
 
         An exception leaves the engine in an unknown state; it must not be stepped again.
         """
         self._expire()
-        self._retire()
-        plan = self.scheduler.plan()
+        plan, preempted = self.scheduler.plan()
         encode_s = self._encode(plan)
-        decode_s = self._decode(plan)
-        finished, self._dropped = self._dropped + [s for s in plan.rows if s.finish_reason], []
-        self._retire()
+        decode_s, advanced = self._decode(plan)
+        dropped, self._dropped = self._dropped, []
+        longest = max((len(s.source_ids) for s in plan.newcomers), default=0)
+        num_source_tokens = sum(len(s.source_ids) for s in plan.newcomers)
         output = StepOutput(
-            finished=finished,
+            finished=dropped + [s for s in advanced if s.finish_reason],
+            progressed=[(s, new) for s in advanced if s.streams and not s.finish_reason and (new := _news(s))],
             num_rows=len(plan.rows),
             num_encoded=len(plan.newcomers),
+            num_source_tokens=num_source_tokens,
+            num_padding_tokens=longest * len(plan.newcomers) - num_source_tokens,
+            num_preempted=len(preempted),
+            num_saved_tokens=sum(self.pace.saved_tokens(sequence) for sequence in dropped),
             encode_s=encode_s,
             decode_s=decode_s,
         )
+        self.pace.observe(output)
         if self.observer is not None:
-            self.observer.step_done(output, self.scheduler.num_waiting, len(self.scheduler.running))
+            self.observer.step_done(output, self.scheduler.line.num_waiting, len(self.table.rows))
         return output
 
     def _expire(self) -> None:
-        for sequence in self.scheduler.overdue(time.monotonic()):
+        now = time.monotonic()
+        for sequence in self.scheduler.line.take_overdue(now):
+            sequence.finish(FinishReason.DEADLINE, now)
+            self._dropped.append(sequence)
+        for sequence in self.scheduler.overdue(now):
             self.drop(sequence, FinishReason.DEADLINE)
 
     def _encode(self, plan: StepPlan) -> float:
@@ -93,17 +107,97 @@ class Engine:
             sequence.times.scheduled, sequence.times.encoded = begun, done
         return done - begun
 
-    def _decode(self, plan: StepPlan) -> float:
+    def _decode(self, plan: StepPlan) -> tuple[float, list[Sequence]]:
+        """Decode the planned rows; the time it took, and the sequences that they belong to."""
         if not plan.rows:
-            return 0.0
+            return 0.0, []
         begun = time.monotonic()
-        tokens = self._runner.decode_step(plan.rows)
+        self._runner.decode_step(plan.rows)
+        candidates = self._candidates(plan.rows)
         done = time.monotonic()
-        for sequence, token in zip(plan.rows, tokens, strict=True):
-            sequence.accept(token, self._end_id, done)
-        return done - begun
+        sequences = list({row.sequence.sequence_id: row.sequence for row in plan.rows}.values())
+        self._commit(sequences, candidates, done)
+        return done - begun, sequences
 
-    def _retire(self) -> None:
-        for finished, moved in self.scheduler.retire():
-            if moved is not None:
-                self._runner.move(moved, finished.slot)
+    def _candidates(self, rows: Seq[Row]) -> list[Candidates]:
+        """What each row may produce next, by slot."""
+        runner, found = self._runner, {}
+        wanted: dict[int, int] = {}
+        for row in rows:
+            options = row.sequence.options
+            if options.needs_attention:
+                row.attention.append(runner.attention(row))
+            if options.edits_logits:
+                edit_logits(row, runner.logits[row.slot], self._end_id)
+            if isinstance(options.search, Sampling) and row.forced_id is None:
+                found[row.slot] = draw(row, runner.logits[row.slot])
+            elif count := num_candidates(row, [self._end_id]):
+                wanted[row.slot] = count
+        if wanted:
+            asked = [self._end_id if (token := rows[slot].forced_id) is None else token for slot in wanted]
+            tops = runner.top(list(wanted), max(wanted.values()), asked)
+            for (slot, count), top in zip(wanted.items(), tops, strict=True):
+                found[slot] = Candidates(top.ids[:count], top.log_probs[:count], top.asked)
+        if len(found) < len(rows):
+            best = runner.best(len(rows))
+            return [found.get(slot) or Candidates([token], [math.nan], math.nan) for slot, token in enumerate(best)]
+        return [found[slot] for slot in range(len(rows))]
+
+    def _commit(self, sequences: Seq[Sequence], candidates: Seq[Candidates], now: float) -> None:
+        """Let all outputs grow, and only then move rows: a row's cache is as long as its output says."""
+        growths = [
+            grow(sequence, [candidates[row.slot] for row in sequence.rows], self._end_id) for sequence in sequences
+        ]
+        grown = [_extend(growth.live) for growth in growths]
+        dead: list[Row] = []
+        for sequence, growth, rows in zip(sequences, growths, grown, strict=True):
+            sequence.num_steps += 1
+            sequence.times.first_token = sequence.times.first_token or now
+            sequence.hypotheses += growth.ended
+            if growth.is_done:
+                dead += self.scheduler.leave(sequence)
+                sequence.hypotheses = ranked(sequence)
+                sequence.finish(sequence.hypotheses[0].finish_reason, now)
+            else:
+                dead += self._place(sequence, rows)
+        self.table.remove(dead)
+
+    def _place(self, sequence: Sequence, rows: Seq[tuple[Row, Row]]) -> list[Row]:
+        """Give forked rows a dead row's place or a new one; rows that are their own parent stay where they are.
+
+        Args:
+            sequence: that goes on.
+            rows: its rows from now on, each with its parent.
+
+        Returns:
+            Dead rows that are left.
+        """
+        dead = [row for row in sequence.rows if all(row is not parent for _, parent in rows)]
+        for row, parent in rows:
+            if row is parent:
+                continue
+            if dead:
+                self.table.replace(dead.pop(), row, parent)
+            else:
+                self.table.fork(row, parent)
+        sequence.rows = [row for row, _ in rows]
+        return dead
+
+
+def _extend(children: Seq[Child]) -> list[tuple[Row, Row]]:
+    """The grown rows with their parents. The first child of a parent is the parent itself, grown."""
+    parents: set[int] = set()
+    rows = []
+    for child in children:
+        rows.append((child.parent.fork() if id(child.parent) in parents else child.parent, child.parent))
+        parents.add(id(child.parent))
+    for (row, _), child in zip(rows, children, strict=True):
+        extend(row, child)
+    return rows
+
+
+def _news(sequence: Sequence) -> list[int]:
+    """Output tokens that have become certain since the last step."""
+    new = list(sequence.certain_ids()[sequence.num_certain :])
+    sequence.num_certain += len(new)
+    return new

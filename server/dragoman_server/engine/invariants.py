@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dragoman_server.engine.request import SequenceStatus
+from dragoman_server.engine.request import Priority, Sequence, SequenceStatus
 from dragoman_server.engine.scheduler import Scheduler
 
 
 def violations(scheduler: Scheduler) -> Iterator[str]:
     """Describe everything that is wrong; nothing if all is well."""
-    running, limits = scheduler.running, scheduler.limits
-    if len(running) > limits.max_rows:
-        yield f"{len(running)} sequences run in {limits.max_rows} slots"
-    if scheduler.num_waiting > limits.max_waiting:
-        yield f"{scheduler.num_waiting} sequences wait where {limits.max_waiting} may"
-    for slot, sequence in enumerate(running):
-        if sequence.slot != slot:
-            yield f"sequence {sequence.sequence_id} in slot {slot} believes it is in {sequence.slot}"
-        if sequence.status is SequenceStatus.WAITING:
-            yield f"sequence {sequence.sequence_id} holds slot {slot} while it waits"
-        if len(sequence.output_ids) > sequence.options.max_target_tokens:
-            yield f"sequence {sequence.sequence_id} is longer than it may be"
-    if len({sequence.sequence_id for sequence in running}) < len(running):
-        yield "a sequence holds two slots"
+    rows, limits = scheduler.table.rows, scheduler.limits
+    num_new = sum(not sequence.times.scheduled for sequence in scheduler.line)  # preempted ones come back uninvited
+    if num_new > scheduler.line.max_waiting:
+        yield f"{num_new} sequences wait where {scheduler.line.max_waiting} may"
+    if scheduler.num_reserved > limits.max_rows:
+        yield f"{scheduler.num_reserved} rows are reserved of {limits.max_rows}"
+    if scheduler.num_reserved != sum(s.max_rows for s in scheduler.running.values()):
+        yield f"{scheduler.num_reserved} rows are reserved, which is not what running sequences may need"
+    for slot, row in enumerate(rows):
+        if row.slot != slot:
+            yield f"a row of sequence {row.sequence.sequence_id} in slot {slot} believes it is in {row.slot}"
+        is_interactive = row.sequence.priority is Priority.INTERACTIVE
+        if is_interactive != (slot < scheduler.table.num_interactive):
+            yield f"slot {slot} is on the wrong side of the border between interactive and bulk rows"
+    held = sorted(id(row) for sequence in scheduler.running.values() for row in sequence.rows)
+    if held != sorted(id(row) for row in rows):
+        yield "the rows in slots are not the rows of the running sequences"
+    for sequence in scheduler.running.values():
+        yield from _sequence_violations(sequence)
+
+
+def _sequence_violations(sequence: Sequence) -> Iterator[str]:
+    name = f"sequence {sequence.sequence_id}"
+    if sequence.status is not SequenceStatus.RUNNING:
+        yield f"{name} holds rows while it is {sequence.status.value}"
+    if not 1 <= len(sequence.rows) <= sequence.max_rows:
+        yield f"{name} has {len(sequence.rows)} rows, between 1 and {sequence.max_rows} are allowed"
+    for row in sequence.rows:
+        if len(row.ids) >= max(sequence.options.max_target_tokens, 1):
+            yield f"{name} is longer than it may be"

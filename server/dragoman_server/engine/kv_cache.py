@@ -1,8 +1,11 @@
-"""Keys and values of every running sequence, allocated once; a sequence's place is its slot."""
+"""Keys and values of every running row, allocated once; a row's place is its slot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,68 +18,228 @@ from dragoman_bundle.tensors import DType
 
 Array = npt.NDArray[Any]
 
-_PAGE_BYTES = 4096
+_SMALLEST_CAPACITY = 32
+"""Target positions of the smallest bucket."""
 
 
 class KVCache:
     """Self- and cross-attention caches of shape [num_slots, num_heads, capacity, head_dim], per decoder layer.
 
-    A decode step over n rows binds the first n slots, so running sequences must sit in slots 0..n-1. The graphs write
-    new positions in place: the same memory is bound as input and as output.
+    A decode step over n rows binds the first n slots, so running rows must sit in slots 0..n-1. The graphs write new
+    positions in place: the same memory is bound as input and as output.
+
+    All memory is reserved at the start. Self-attention caches are laid out for the longest running row, in buckets that
+    double, so that short rows lie close together. Cross-attention caches are stored once per sentence: the slots of a
+    sentence's rows are mapped to the same physical pages.
 
     Args:
         arch: of the model.
         dtype: of keys and values.
-        num_slots: sequences that can run side by side.
-        capacity: most target positions of one sequence.
-        source_capacity: most source positions of one sequence.
+        num_slots: rows that can run side by side.
+        max_target_tokens: most target positions of one row.
+        max_source_tokens: most source positions of one row.
     """
 
-    def __init__(self, arch: Architecture, dtype: DType, num_slots: int, capacity: int, source_capacity: int) -> None:
-        self._own: dict[str, Array] = {}
-        self._source: dict[str, Array] = {}
-        for layer in range(arch.decoder_layers):
-            for name in (tensors.self_key, tensors.self_value):
-                self._own[name(layer)] = _allocate((num_slots, arch.num_heads, capacity, arch.head_dim), dtype)
-            for name in (tensors.cross_key, tensors.cross_value):
-                self._source[name(layer)] = _allocate(
-                    (num_slots, arch.num_heads, source_capacity, arch.head_dim), dtype
-                )
+    def __init__(
+        self, arch: Architecture, dtype: DType, num_slots: int, max_target_tokens: int, max_source_tokens: int
+    ) -> None:
+        self._arch, self._dtype, self._num_slots = arch, np.dtype(dtype), num_slots
+        self._max_capacity = max_target_tokens
+        self.capacity = min(_SMALLEST_CAPACITY, max_target_tokens)
+        layers = range(arch.decoder_layers)
+        shape = (num_slots, arch.num_heads, max_target_tokens, arch.head_dim)
+        self._own = {
+            name(layer): _allocate(shape, self._dtype)
+            for layer in layers
+            for name in (tensors.self_key, tensors.self_value)
+        }
+        names = [name(layer) for layer in layers for name in (tensors.cross_key, tensors.cross_value)]
+        positions = _whole_pages(max_source_tokens, arch.num_heads * arch.head_dim * self._dtype.itemsize)
+        self._shared = SharedSlots(len(names), num_slots, positions * self._position_bytes)
+        source_shape = (num_slots, arch.num_heads, positions, arch.head_dim)
+        self._source = {
+            name: self._shared.memory[i].view(self._dtype).reshape(source_shape) for i, name in enumerate(names)
+        }
+        self._last = {
+            name(layer): np.zeros((num_slots, 1, arch.d_attention), self._dtype)
+            for layer in layers
+            for name in (tensors.last_cross_key, tensors.last_cross_value)
+        }
+
+    @property
+    def _position_bytes(self) -> int:
+        return self._arch.num_heads * self._arch.head_dim * self._dtype.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """Memory reserved; pages that no sequence has reached yet are not resident."""
-        return sum(array.nbytes for array in (*self._own.values(), *self._source.values()))
+        """Memory reserved; pages that no row has reached yet are not resident."""
+        own = 2 * self._arch.decoder_layers * self._num_slots * self._max_capacity * self._position_bytes
+        return own + int(self._shared.memory.nbytes) + sum(array.nbytes for array in self._last.values())
 
     def bind(self, binding: onnxruntime.IOBinding, num_rows: int) -> None:
         """Bind the first `num_rows` slots of every cache as `past_key_values` and, in place, as `present`."""
-        for name, array in (*self._own.items(), *self._source.items()):
+        for name, array in self._in_place():
             place = ("cpu", 0, array.dtype, (num_rows, *array.shape[1:]), array.ctypes.data)
             binding.bind_input(name, *place)
             binding.bind_output(name.replace("past_key_values", "present"), *place)
+        for name, array in self._last.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, (num_rows, *array.shape[1:]), array.ctypes.data)
+
+    def _in_place(self) -> Iterator[tuple[str, Array]]:
+        for name, memory in self._own.items():
+            yield name, self._view(memory, self.capacity)
+        yield from self._source.items()
+
+    def _view(self, memory: Array, capacity: int) -> Array:
+        """Self-attention memory [all elements] as [num_slots, num_heads, capacity, head_dim]."""
+        shape = (self._num_slots, self._arch.num_heads, capacity, self._arch.head_dim)
+        view: Array = memory[: int(np.prod(shape))].reshape(shape)
+        return view
+
+    def make_room(self, longest: int) -> None:
+        """See to it that rows of `longest` positions fit; the content of all slots in use survives."""
+        capacity = self.capacity
+        while capacity < longest:
+            capacity = min(2 * capacity, self._max_capacity)
+        if capacity == self.capacity:
+            return
+        for memory in self._own.values():
+            old, new = self._view(memory, self.capacity), self._view(memory, capacity)
+            for slot in range(self._shared.num_in_use - 1, -1, -1):  # from the end, since rows move away from the start
+                new[slot, :, : self.capacity] = old[slot].copy()
+        self.capacity = capacity
 
     def store_source(self, slot: int, encoded: Mapping[str, Array], row: int, length: int) -> None:
         """Keep what the encoder made of a sentence.
 
         Args:
-            slot: of the sequence.
+            slot: of the sentence's first row.
             encoded: the encoder's outputs by name, [batch, num_heads, src_len, head_dim].
             row: of the sentence in the encoder's batch.
             length: of the sentence, in tokens.
         """
+        self._shared.claim(slot)
         for name, array in self._source.items():
-            array[slot, :, :length] = encoded[name.replace("past_key_values", "present")][row, :, :length]
+            made = encoded[name.replace("past_key_values", "present")][row]
+            array[slot, :, :length] = made[:, :length]
+        for layer in range(self._arch.decoder_layers):
+            for last, whole in (
+                (tensors.last_cross_key(layer), tensors.cross_key(layer, "present")),
+                (tensors.last_cross_value(layer), tensors.cross_value(layer, "present")),
+            ):
+                self._last[last][slot, 0] = encoded[whole][row, :, length - 1].reshape(-1)
 
-    def move(self, source: int, target: int, past_len: int, source_len: int) -> None:
-        """Copy the used part of a slot into another slot."""
-        for arrays, length in ((self._own, past_len), (self._source, source_len)):
-            for array in arrays.values():
-                array[target, :, :length] = array[source, :, :length]
+    def copy(self, source: int, target: int, past_len: int) -> None:
+        """Give slot `target` the state of slot `source`; the source sentence is shared, not copied."""
+        for memory in self._own.values():
+            array = self._view(memory, self.capacity)
+            array[target, :, :past_len] = array[source, :, :past_len]
+        for array in self._last.values():
+            array[target] = array[source]
+        self._shared.share(source, target)
+
+    def release(self, slot: int) -> None:
+        """Forget the row in a slot. When the last one has gone, the layout returns to the smallest bucket."""
+        self._shared.release(slot)
+        if not self._shared.num_in_use:
+            self.capacity = min(_SMALLEST_CAPACITY, self._max_capacity)
+
+    def cross_keys(self, layer: int, slot: int, length: int) -> Array:
+        """Cross-attention keys of a row, [num_heads, length, head_dim]."""
+        keys: Array = self._source[tensors.cross_key(layer)][slot, :, :length]
+        return keys
 
 
-def _allocate(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Zeros that start on a page of their own; the system gives out pages when they are first written."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + _PAGE_BYTES, np.uint8)
-    start = -raw.ctypes.data % _PAGE_BYTES
-    return raw[start : start + size].view(dtype).reshape(shape)
+class SharedSlots:
+    """Arrays of slots, of which several may be the same physical memory.
+
+    Memory comes as blocks; a slot shows one block, in every array. Linux's page tables do the rest, so readers that
+    know nothing of it see an ordinary contiguous array.
+
+    Args:
+        num_arrays: that have the same slots.
+        num_slots: per array.
+        slot_bytes: a multiple of the page size.
+    """
+
+    def __init__(self, num_arrays: int, num_slots: int, slot_bytes: int) -> None:
+        assert slot_bytes % mmap.PAGESIZE == 0
+        self._slot_bytes = slot_bytes
+        self._array_bytes = num_slots * slot_bytes
+        self._file = os.memfd_create("dragoman-cross-attention")
+        os.ftruncate(self._file, num_arrays * self._array_bytes)
+        self._mapping = mmap.mmap(self._file, num_arrays * self._array_bytes)
+        self.memory = np.frombuffer(self._mapping, np.uint8).reshape(num_arrays, self._array_bytes)
+        self._block = list(range(num_slots))  # that each slot shows
+        self._num_users = [0] * num_slots  # of each block
+        self._in_use = [False] * num_slots  # whether a row is in the slot
+        self.num_in_use = 0
+
+    def claim(self, slot: int) -> None:
+        """Give a free slot a block of its own."""
+        assert not self._in_use[slot]
+        if self._num_users[self._block[slot]]:
+            self._show(slot, self._num_users.index(0))
+        self._enter(slot)
+
+    def share(self, source: int, target: int) -> None:
+        """Let a free slot show what another one shows."""
+        assert not self._in_use[target]
+        if self._block[target] != self._block[source]:
+            self._show(target, self._block[source])
+        self._enter(target)
+
+    def release(self, slot: int) -> None:
+        """Make a slot free; its block is free once no slot uses it."""
+        assert self._in_use[slot]
+        self._in_use[slot] = False
+        self.num_in_use -= 1
+        self._num_users[self._block[slot]] -= 1
+
+    def _enter(self, slot: int) -> None:
+        self._in_use[slot] = True
+        self.num_in_use += 1
+        self._num_users[self._block[slot]] += 1
+
+    def _show(self, slot: int, block: int) -> None:
+        start = self.memory.ctypes.data
+        for array in range(len(self.memory)):
+            first = array * self._array_bytes
+            _map_at(
+                start + first + slot * self._slot_bytes, self._slot_bytes, self._file, first + block * self._slot_bytes
+            )
+        self._block[slot] = block
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+_MAP_FIXED = 0x10
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong,
+]  # fmt: skip
+
+
+def _map_at(address: int, size: int, file: int, offset: int) -> None:
+    """Show a part of a file at an address that is mapped already; Python's mmap leaves the address to the system."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc.mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, file, offset) != address:
+        error = ctypes.get_errno()
+        raise OSError(error, f"cannot share a cache slot: {os.strerror(error)}")
+
+
+def _whole_pages(positions: int, position_bytes: int) -> int:
+    """The least number of positions, `positions` or more, that fills whole pages."""
+    while positions * position_bytes % mmap.PAGESIZE:
+        positions += 1
+    return positions
+
+
+def _allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros, flat, that start on a page of their own; the system gives out pages when they are first written."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(size + mmap.PAGESIZE, np.uint8)
+    start = -raw.ctypes.data % mmap.PAGESIZE
+    return raw[start : start + size].view(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,53 +11,100 @@ import onnxruntime
 
 from dragoman_bundle import tensors
 from dragoman_bundle.bundle import Bundle
-from dragoman_bundle.manifest import BundleError, Variant
+from dragoman_bundle.manifest import BundleError, SpecialIds, Variant
 from dragoman_server.engine.kv_cache import KVCache
-from dragoman_server.engine.request import Sequence
+from dragoman_server.engine.request import Row, Sequence
 
 Array = npt.NDArray[Any]
 
 
+class Candidates(NamedTuple):
+    """What a row may produce next."""
+
+    ids: list[int]
+    """The most probable tokens, best first."""
+    log_probs: list[float]
+    """Theirs."""
+    asked: float
+    """Log-probability of the token that was asked for."""
+
+
 class ModelRunner(Protocol):
-    """What the engine needs of a model."""
+    """What the engine needs of a model. After a decode step, `logits` and what is derived from them are its results."""
+
+    @property
+    def logits(self) -> Array:
+        """float32 [max_rows, vocab_size], by slot; may be changed before a token is chosen."""
 
     def encode(self, newcomers: Seq[Sequence]) -> None:
-        """Encode sequences that have just been given their slots."""
+        """Encode sequences whose only row has just been given its slot."""
 
-    def decode_step(self, rows: Seq[Sequence]) -> list[int]:
-        """The most probable next token of every row; rows are in slot order, without gaps."""
+    def decode_step(self, rows: Seq[Row]) -> None:
+        """Decode rows by one token; row i is in slot i."""
 
-    def move(self, sequence: Sequence, slot: int) -> None:
-        """Copy a sequence's state from its slot into another."""
+    def best(self, num_rows: int) -> list[int]:
+        """The most probable token of every row."""
+
+    def top(self, slots: Seq[int], count: int, asked_ids: Seq[int]) -> list[Candidates]:
+        """The `count` most probable tokens of some rows, and the log-probability of one more token of each."""
+
+    def attention(self, row: Row) -> Array:
+        """Weights [src_len] with which a row has just looked at its source."""
+
+    def copy(self, row: Row, slot: int) -> None:
+        """Copy a row's state into another slot, which is free."""
+
+    def release(self, slot: int) -> None:
+        """Forget the state in a slot."""
 
 
-class OnnxModelRunner:
-    """A bundle's variant on ONNX Runtime.
+class OnnxModel:
+    """A bundle's variant, opened on ONNX Runtime; several runners can share it.
 
     Args:
         bundle: verified.
         variant: of the bundle.
-        num_slots: rows that can run side by side.
-        num_threads: of each graph; at least 1.
+        num_threads: that one run of a graph uses.
     """
 
-    def __init__(self, bundle: Bundle, variant: Variant, num_slots: int, num_threads: int) -> None:
-        manifest = bundle.manifest
+    def __init__(self, bundle: Bundle, variant: Variant, num_threads: int) -> None:
+        self.manifest = bundle.manifest
+        self.variant = variant
+        self.encoder = _open(bundle, variant.encoder, num_threads)
+        self.decoder = _open(bundle, variant.decoder, num_threads)
+        self.search = _open(bundle, variant.search, num_threads)
+        self.encoder_outputs = [output.name for output in self.encoder.get_outputs()]
+
+
+class OnnxModelRunner:
+    """Rows, caches and buffers of one engine.
+
+    Args:
+        model: to run.
+        num_slots: rows that can run side by side.
+    """
+
+    def __init__(self, model: OnnxModel, num_slots: int) -> None:
+        manifest = model.manifest
         arch, limits = manifest.architecture, manifest.limits
-        self._ids = manifest.special_ids
-        self._encoder = _open(bundle, variant.encoder, num_threads)
-        self._decoder = _open(bundle, variant.decoder, num_threads)
-        self._encoder_outputs = [output.name for output in self._encoder.get_outputs()]
-        self.cache = KVCache(arch, variant.cache_dtype, num_slots, limits.max_target_tokens, limits.max_source_tokens)
+        self._model = model
+        self._ids: SpecialIds = manifest.special_ids
+        self._alignment_layer = manifest.alignment_layer
+        self.cache = KVCache(
+            arch, model.variant.cache_dtype, num_slots, limits.max_target_tokens, limits.max_source_tokens
+        )
         # Inputs and outputs of a step live at fixed addresses, so that a binding can be used again and again.
         self._last_ids = np.zeros(num_slots, np.int64)
         self._past_lengths = np.zeros(num_slots, np.int32)
         self._source_lengths = np.zeros(num_slots, np.int32)
         self._total_length = np.zeros((), np.int32)
         self._max_source_length = np.zeros((), np.int32)
-        self._next_ids = np.zeros(num_slots, np.int64)
-        self._logits = np.zeros((num_slots, arch.vocab_size), np.float32)
-        self._bindings: dict[int, onnxruntime.IOBinding] = {}
+        self.logits = np.zeros((num_slots, arch.vocab_size), np.float32)
+        self._queries = {
+            tensors.cross_query(layer): np.zeros((num_slots, 1, arch.d_attention), model.variant.cache_dtype)
+            for layer in range(arch.decoder_layers)
+        }
+        self._bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
 
     def encode(self, newcomers: Seq[Sequence]) -> None:
         """See `ModelRunner`."""
@@ -65,37 +112,69 @@ class OnnxModelRunner:
         padded = np.full((len(newcomers), lengths.max()), self._ids.padding, np.int64)
         for row, sequence in zip(padded, newcomers, strict=True):
             row[: len(sequence.source_ids)] = sequence.source_ids
+        names = self._model.encoder_outputs
         feeds = {tensors.INPUT_IDS: padded, tensors.SOURCE_LENGTHS: lengths}
-        encoded = dict(zip(self._encoder_outputs, self._encoder.run(self._encoder_outputs, feeds), strict=True))
+        encoded = dict(zip(names, self._model.encoder.run(names, feeds), strict=True))
         for row, sequence in enumerate(newcomers):
-            self.cache.store_source(sequence.slot, encoded, row, len(sequence.source_ids))
+            self.cache.store_source(sequence.rows[0].slot, encoded, row, len(sequence.source_ids))
 
-    def decode_step(self, rows: Seq[Sequence]) -> list[int]:
+    def decode_step(self, rows: Seq[Row]) -> None:
         """See `ModelRunner`."""
         count = len(rows)
-        for slot, sequence in enumerate(rows):
-            assert sequence.slot == slot
-            self._last_ids[slot] = sequence.last_id(self._ids.start)
-            self._past_lengths[slot] = sequence.past_len
-            self._source_lengths[slot] = len(sequence.source_ids)
+        start = self._ids.start
+        self._last_ids[:count] = [row.ids[-1] if row.ids else start for row in rows]
+        self._past_lengths[:count] = [len(row.ids) for row in rows]
+        self._source_lengths[:count] = [len(row.sequence.source_ids) for row in rows]
         self._total_length[...] = self._past_lengths[:count].max() + 1
         self._max_source_length[...] = self._source_lengths[:count].max()
-        self._decoder.run_with_iobinding(self._binding(count))
-        next_ids: list[int] = self._next_ids[:count].tolist()
-        return next_ids
+        self.cache.make_room(int(self._total_length))
+        self._model.decoder.run_with_iobinding(self._binding(count))
 
-    def move(self, sequence: Sequence, slot: int) -> None:
+    def best(self, num_rows: int) -> list[int]:
         """See `ModelRunner`."""
-        self.cache.move(sequence.slot, slot, sequence.past_len, len(sequence.source_ids))
+        best: list[int] = self.logits[:num_rows].argmax(1).tolist()
+        return best
+
+    def top(self, slots: Seq[int], count: int, asked_ids: Seq[int]) -> list[Candidates]:
+        """See `ModelRunner`."""
+        is_all = list(slots) == list(range(len(slots)))
+        feeds = {
+            tensors.LOGITS: self.logits[: len(slots)] if is_all else self.logits[slots],
+            tensors.COUNT: np.array([min(count, self.logits.shape[1])], np.int64),
+            tensors.ASKED_IDS: np.array(asked_ids, np.int64)[:, None],
+        }
+        names = [tensors.TOP_IDS, tensors.TOP_LOG_PROBS, tensors.ASKED_LOG_PROBS]
+        ids, log_probs, asked = self._model.search.run(names, feeds)
+        return [Candidates(*row) for row in zip(ids.tolist(), log_probs.tolist(), asked[:, 0].tolist(), strict=True)]
+
+    def attention(self, row: Row) -> Array:
+        """See `ModelRunner`; the mean over the heads of the model's alignment layer."""
+        layer = self._alignment_layer
+        keys = self.cache.cross_keys(layer, row.slot, len(row.sequence.source_ids)).astype(np.float32)
+        heads, _, dim = keys.shape
+        query = self._queries[tensors.cross_query(layer)][row.slot].reshape(heads, dim).astype(np.float32)
+        scores = np.einsum("hd,hsd->hs", query, keys) / np.sqrt(np.float32(dim))
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        mean: Array = (weights / weights.sum(1, keepdims=True)).mean(0)
+        return mean
+
+    def copy(self, row: Row, slot: int) -> None:
+        """See `ModelRunner`."""
+        self.cache.copy(row.slot, slot, len(row.ids))
+
+    def release(self, slot: int) -> None:
+        """See `ModelRunner`."""
+        self.cache.release(slot)
 
     def _binding(self, num_rows: int) -> onnxruntime.IOBinding:
-        binding = self._bindings.get(num_rows)
+        key = (num_rows, self.cache.capacity)
+        binding = self._bindings.get(key)
         if binding is None:
-            binding = self._bindings[num_rows] = self._bind(num_rows)
+            binding = self._bindings[key] = self._bind(num_rows)
         return binding
 
     def _bind(self, num_rows: int) -> onnxruntime.IOBinding:
-        binding = self._decoder.io_binding()
+        binding = self._model.decoder.io_binding()
         inputs: dict[str, Array] = {
             tensors.INPUT_IDS: self._last_ids[:num_rows],
             tensors.PAST_LENGTHS: self._past_lengths[:num_rows],
@@ -104,8 +183,8 @@ class OnnxModelRunner:
             tensors.MAX_SOURCE_LENGTH: self._max_source_length,
         }
         outputs: dict[str, Array] = {
-            tensors.NEXT_IDS: self._next_ids[:num_rows],
-            tensors.LOGITS: self._logits[:num_rows],
+            tensors.LOGITS: self.logits[:num_rows],
+            **{name: array[:num_rows] for name, array in self._queries.items()},
         }
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
@@ -119,6 +198,10 @@ def _open(bundle: Bundle, graph: str, num_threads: int) -> onnxruntime.Inference
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
+    # It would fuse what the exporter has left apart on purpose: the fused operator is several times slower on a CPU.
+    options.add_session_config_entry("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
+    # A thread that spins for long takes the processor from the other graphs' threads.
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
     try:
         return onnxruntime.InferenceSession(str(bundle.file(graph)), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no base class of their own
