@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := protos/dragoman_protos/v1
 
-.PHONY: help setup demo test lint protos clean
+.PHONY: help setup demo test lint bench protos clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -35,6 +35,10 @@ lint: setup  ## ruff, mypy strict, import-linter, stubs up to date
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.check_stubs
+
+bench: setup  ## Measure against CTranslate2 and transformers; writes tests/benchmarks/results.json
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server,export,dev,bench]'
+	$(BIN)/python -m tests.benchmarks
 
 protos: setup  ## Regenerate the committed stubs from the .proto files
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)/*.proto

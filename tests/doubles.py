@@ -34,12 +34,13 @@ class EchoRunner:
         self._slots: dict[int, tuple[Seq[int], list[int]]] = {}
         """Per slot, the source and what the decoder has read."""
 
-    def encode(self, newcomers: Seq[Sequence]) -> None:
+    def encode(self, newcomers: Seq[Sequence]) -> int:
         for sequence in newcomers:
             [row] = sequence.rows
             self.encoded.append(sequence.source_ids)
             assert row.slot not in self._slots
             self._slots[row.slot] = (sequence.source_ids, [])
+        return max(len(s.source_ids) for s in newcomers) * len(newcomers) - sum(len(s.source_ids) for s in newcomers)
 
     def decode_step(self, rows: Seq[Row]) -> None:
         self.num_steps += 1
@@ -75,10 +76,15 @@ class EchoRunner:
         weights[min(len(row.ids), len(weights) - 1)] = 1.0
         return weights
 
-    def copy(self, row: Row, slot: int) -> None:
+    def fork(self, row: Row, source: int, target: int) -> None:
+        assert target not in self._slots
+        text, read = self._slots[source]
+        assert len(read) == len(row.ids)
+        self._slots[target] = (text, read.copy())
+
+    def move(self, row: Row, slot: int) -> None:
         assert slot not in self._slots
-        source, read = self._slots[row.slot]
-        self._slots[slot] = (source, read.copy())
+        self._slots[slot] = self._slots.pop(row.slot)
 
     def release(self, slot: int) -> None:
         del self._slots[slot]

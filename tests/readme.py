@@ -1,7 +1,8 @@
-"""What README.md says about the bundled model, from its manifest. `python -m tests.readme` prints it."""
+"""The tables of README.md, from the manifest and the benchmarks. `python -m tests.readme` prints them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,5 +39,25 @@ def _rows(columns: list[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
             yield f"{test_set.removesuffix('.tsv')} {direction.replace('-', '→')}", cells
 
 
+def benchmark_table() -> str:
+    """The rows of tests/benchmarks/results.json, with where and when they were measured."""
+    report = json.loads((ROOT / "tests" / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+    lines = [
+        f"Measured {report['date']} on {report['machine']}:",
+        "",
+        "| | model | batch | ours | best peer | | ratio | goal |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        settings = row["settings"]
+        label = f"{row['benchmark']}, {settings['precision']}"
+        cells = [label, settings["model"], settings.get("batch", ""), f"{row['ours']:g}", row["peer_name"]]
+        cells += [f"{row['peer']:g}", f"{row['ratio']:.2f}", "" if row["target"] is None else f"{row['target']:.1f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     print(quality_table())
+    print()
+    print(benchmark_table())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from typing import Any
@@ -55,9 +55,8 @@ class TranslationServicer(pb_grpc.TranslationServiceServicer):
         valid = await _parse(parse_translation, request, request.texts, self._repository, self._limits)
         parts = [part for text in valid.texts for part in text.segments]
         _check_deadline(valid.model, [len(part.source_ids) for part in parts], deadline)
-        sequences = await _decode_all(
-            valid.model.engine.decode(part.source_ids, part.options, deadline, valid.priority) for part in parts
-        )
+        works = [(part.source_ids, part.options) for part in parts]
+        sequences = await _decode_all(valid.model.engine.decode_all(works, deadline, valid.priority))
         remaining = iter(sequences)
         return pb.TranslateResponse(
             translations=[translation(valid, text, [next(remaining) for _ in text.segments]) for text in valid.texts],
@@ -109,10 +108,7 @@ class TranslationServicer(pb_grpc.TranslationServiceServicer):
         texts = [*request.sources, *request.targets]
         valid = await _parse(parse_scoring, request, texts, self._repository, self._limits)
         _check_deadline(valid.model, [len(source_ids) for source_ids, _ in valid.pairs], deadline)
-        sequences = await _decode_all(
-            valid.model.engine.decode(source_ids, options, deadline, valid.priority)
-            for source_ids, options in valid.pairs
-        )
+        sequences = await _decode_all(valid.model.engine.decode_all(valid.pairs, deadline, valid.priority))
         return pb.ScoreResponse(
             scores=[target_score(valid.model, sequence) for sequence in sequences],
             model=valid.model.name,
@@ -168,12 +164,10 @@ def _check_deadline(model: ServedModel, source_lengths: Seq[int], deadline: floa
         raise DeadlineError(f"{remaining:.3f} s are left, at least {needed:.3f} s are needed; nothing was begun")
 
 
-async def _decode_all(calls: Iterator[Coroutine[Any, Any, Sequence]]) -> list[Sequence]:
-    """Decode everything side by side; if one fails, or the caller goes away, the others are cancelled."""
+async def _decode_all(work: Awaitable[list[Sequence]]) -> list[Sequence]:
+    """Sequences that have finished by themselves."""
     with _engine_errors():
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    sequences = [task.result() for task in tasks]
+        sequences = await work
     _check_finished(sequences)
     return sequences
 

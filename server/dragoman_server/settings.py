@@ -42,7 +42,7 @@ class ServerSettings(BaseSettings):
     max_characters: int = Field(1_000_000, ge=1, description="characters of one call, all texts together")
     max_hypotheses: int = Field(16, ge=1, description="widest beam, most alternatives, most samples of one text")
     max_encode_tokens: int = Field(
-        1024, ge=1, description="padded source tokens encoded between two decode steps; bounds how long newcomers stall"
+        1024, ge=1, description="source tokens encoded between two decode steps; bounds how long newcomers stall"
     )
     max_bulk_rows: int = Field(
         0, ge=0, description="rows of bulk work decoded along with interactive work; the others pause meanwhile"

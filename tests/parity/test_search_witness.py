@@ -5,19 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 import pytest
 import torch
 import transformers
 
 from dragoman_bundle.architecture import Architecture
-from dragoman_bundle.manifest import Limits, SpecialIds
-from dragoman_export.bundling import model_weights
-from dragoman_export.graphs import build_graphs
 from dragoman_export.linear import FloatLinear
 from dragoman_export.model import Transformer
 from dragoman_server.engine.engine import Engine
@@ -35,6 +30,7 @@ from dragoman_server.engine.request import (
 )
 from dragoman_server.engine.scheduler import SchedulerLimits, WaitingLine
 from dragoman_server.engine.search import draw
+from tests.bare_model import open_graphs, write_graphs
 from tests.doubles import END, START, log_softmax, make_sequence
 from tests.witnesses import to_transformers
 
@@ -66,31 +62,13 @@ def random_pair(norm: str, vocab_size: int, directory: Path) -> Pair:
         model.generator.weight[END, 0] = 0.6 if norm == "post" else 1.6  # the end comes soon
     rng = np.random.default_rng(1)
     sources = [[*rng.integers(4, vocab_size, rng.integers(2, 9)).tolist(), END] for _ in range(12)]
-    return Pair(open_model(model, directory), to_transformers(model, 64), sources)
+    write_graphs(model, directory, FloatLinear("float32"), 64)
+    return Pair(open_graphs(directory, arch, 64), to_transformers(model, 64), sources)
 
 
 @pytest.fixture(scope="module", params=["post", "pre"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return random_pair(request.param, 40, tmp_path_factory.mktemp("graphs"))
-
-
-def open_model(model: Transformer, directory: Path) -> OnnxModel:
-    """A model's fp32 graphs, opened by the server without the rest of a bundle."""
-    graphs = build_graphs(model.arch, model_weights(model), FloatLinear("float32"), "float32", 64, "weights.bin")
-    for name in ("encoder", "decoder", "search"):
-        onnx.save(getattr(graphs, name), directory / f"{name}.onnx")
-    graphs.weights.write(directory)
-    manifest = SimpleNamespace(
-        architecture=model.arch,
-        limits=Limits(max_source_tokens=64, max_target_tokens=64),
-        special_ids=SpecialIds(padding=0, unknown=1, start=START, end=END),
-        alignment_layer=0,
-    )
-    bundle: Any = SimpleNamespace(manifest=manifest, path=directory, file=lambda name: directory / name)
-    variant: Any = SimpleNamespace(
-        encoder="encoder.onnx", decoder="decoder.onnx", search="search.onnx", cache_dtype="float32"
-    )
-    return OnnxModel(bundle, variant, 1)
 
 
 def decode(model: OnnxModel, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:

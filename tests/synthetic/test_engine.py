@@ -19,6 +19,7 @@ from dragoman_server.engine.request import (
     FinishReason,
     GreedySearch,
     Priority,
+    Row,
     Search,
     Sequence,
     SequenceStatus,
@@ -171,9 +172,12 @@ def test_only_rows_whose_parent_changed_are_copied() -> None:
     copied: list[tuple[int, int]] = []
 
     class CountingRunner(EchoRunner):
-        def copy(self, row: object, slot: int) -> None:
-            copied.append((row.slot, slot))  # type: ignore[attr-defined]
-            super().copy(row, slot)  # type: ignore[arg-type]
+        def fork(self, row: Row, source: int, target: int) -> None:
+            copied.append((source, target))
+            super().fork(row, source, target)
+
+        def move(self, row: Row, slot: int) -> None:
+            raise AssertionError(f"{row} has to move to {slot}")
 
     engine = make_engine(CountingRunner(4), max_rows=4)
     beam = make_sequence(1, [20, 30, 40, 50, 60], search=BeamSearch(width=4))
@@ -196,7 +200,7 @@ def test_newcomers_are_encoded_within_the_token_budget() -> None:
     outputs = []
     while engine.scheduler.line.num_waiting:
         outputs.append(engine.step())
-    # 5 and 6 pad to 2 x 6; 4 would be a third row; 30 is over the budget and goes alone.
+    # 5 and 6 make 11, 4 more would be too many; 30 is over the budget and goes alone.
     assert [output.num_encoded for output in outputs] == [2, 1, 1, 1]
     assert [output.num_padding_tokens for output in outputs] == [1, 0, 0, 0]
     assert [output.num_source_tokens for output in outputs] == [11, 4, 30, 2]

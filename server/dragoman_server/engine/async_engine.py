@@ -21,28 +21,18 @@ class EngineDeadError(Exception):
     """The engine has stopped; `__cause__` says why, if it failed."""
 
 
-Event = list[int] | Sequence | Exception
-"""Tokens that have become certain; the finished sequence; or why there will be none. The last two end a ticket."""
+Work = tuple[Seq[int], DecodingOptions]
+"""A source and how to decode it."""
+Event = list[int] | Sequence | EngineDeadError
+"""Tokens that have become certain; the finished sequence; or why there will be none."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Ticket:
-    """A sequence and the queue of whoever waits for it."""
+    """Where to tell what becomes of a sequence."""
 
-    sequence: Sequence
     loop: asyncio.AbstractEventLoop
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
-
-    async def next(self) -> list[int] | Sequence:
-        """What happens next.
-
-        Raises:
-            EngineDeadError: nothing will.
-        """
-        event = await self.events.get()
-        if isinstance(event, Exception):
-            raise event
-        return event
+    events: asyncio.Queue[Event]
 
 
 @dataclass(slots=True)
@@ -99,22 +89,32 @@ class AsyncEngine:
         deadline: float | None = None,
         priority: Priority = Priority.INTERACTIVE,
     ) -> Sequence:
-        """Decode one source and return it finished. Cancelling the task frees its rows before the next step.
+        """Decode one source; see `decode_all`."""
+        [sequence] = await self.decode_all([(source_ids, options)], deadline, priority)
+        return sequence
+
+    async def decode_all(
+        self,
+        works: Seq[Work],
+        deadline: float | None = None,
+        priority: Priority = Priority.INTERACTIVE,
+    ) -> list[Sequence]:
+        """Decode sources side by side and return them finished. Cancelling the task frees their rows within a step.
 
         Args:
-            source_ids: as the encoder wants them.
-            options: of the decoding.
+            works: sources, as the encoder wants them, and how to decode each.
             deadline: moment of `time.monotonic` after which nobody waits.
             priority: of the work.
 
         Raises:
-            QueueFullError: the waiting line is full.
+            QueueFullError: the waiting line has no room for all of them; none was taken.
             EngineDeadError: the engine has failed or was stopped.
         """
-        with self._ticket(source_ids, options, deadline, priority, streams=False) as ticket:
-            event = await ticket.next()
-        assert isinstance(event, Sequence)
-        return event
+        sequences = [self._sequence(work, deadline, priority, streams=False) for work in works]
+        with self._in_line(sequences) as events:
+            for _ in sequences:
+                _raise_if_error(await events.get())
+        return sequences
 
     async def stream(
         self,
@@ -124,25 +124,17 @@ class AsyncEngine:
         priority: Priority = Priority.INTERACTIVE,
     ) -> AsyncIterator[list[int] | Sequence]:
         """Like `decode`, but hand out output tokens as soon as no later step can change them, and the sequence last."""
-        with self._ticket(source_ids, options, deadline, priority, streams=True) as ticket:
+        sequence = self._sequence((source_ids, options), deadline, priority, streams=True)
+        with self._in_line([sequence]) as events:
             while True:
-                event = await ticket.next()
+                event = _raise_if_error(await events.get())
                 yield event
                 if isinstance(event, Sequence):
                     return
 
-    @contextmanager
-    def _ticket(
-        self,
-        source_ids: Seq[int],
-        options: DecodingOptions,
-        deadline: float | None,
-        priority: Priority,
-        *,
-        streams: bool,
-    ) -> Iterator[_Ticket]:
-        """Put a sequence in line; whoever leaves before it has finished cancels it."""
-        sequence = Sequence(
+    def _sequence(self, work: Work, deadline: float | None, priority: Priority, *, streams: bool) -> Sequence:
+        source_ids, options = work
+        return Sequence(
             sequence_id=next(self._ids),
             source_ids=source_ids,
             options=options,
@@ -151,21 +143,27 @@ class AsyncEngine:
             priority=priority,
             streams=streams,
         )
-        ticket = _Ticket(sequence, asyncio.get_running_loop())
+
+    @contextmanager
+    def _in_line(self, sequences: Seq[Sequence]) -> Iterator[asyncio.Queue[Event]]:
+        """Put sequences in line; what becomes of them. Those that have not finished at the end are cancelled."""
+        ticket = _Ticket(asyncio.get_running_loop(), asyncio.Queue())
         with self._lock:
             if self._dead is not None:
                 raise self._dead
-            self._tickets[sequence.sequence_id] = ticket
+            self._tickets.update({sequence.sequence_id: ticket for sequence in sequences})
         try:
-            self.line.add(sequence)
-            yield ticket
+            self.line.add(*sequences)
+            yield ticket.events
         finally:
-            if self._tickets.pop(sequence.sequence_id, None) is not None:
-                self._cancel(sequence)
+            self._cancel([s for s in sequences if self._tickets.pop(s.sequence_id, None) is not None])
 
-    def _cancel(self, sequence: Sequence) -> None:
-        for inbox in self._inboxes:
-            inbox.put(sequence)
+    def _cancel(self, sequences: Seq[Sequence]) -> None:
+        if not sequences:
+            return
+        for inbox in self._inboxes:  # whichever engine has it, if any
+            for sequence in sequences:
+                inbox.put(sequence)
         self.line.wake()
 
     def _run(self, engine: Engine, inbox: queue.SimpleQueue[Sequence]) -> None:
@@ -196,12 +194,18 @@ class AsyncEngine:
                 return
             self._dead = EngineDeadError(f"the engine of {self.name} has {'failed' if cause else 'stopped'}")
             self._dead.__cause__ = cause
-            tickets, self._tickets = list(self._tickets.values()), {}
+            tickets, self._tickets = set(self._tickets.values()), {}
         self._is_stopping = True
         self.line.wake()
         _tell([(ticket, self._dead) for ticket in tickets])
         if cause is not None and self.on_death is not None:
             self.on_death(cause)
+
+
+def _raise_if_error(event: Event) -> list[int] | Sequence:
+    if isinstance(event, EngineDeadError):
+        raise event
+    return event
 
 
 def _tell(news: Seq[tuple[_Ticket, Event]]) -> None:

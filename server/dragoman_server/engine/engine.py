@@ -11,7 +11,17 @@ from dragoman_server.engine.model_runner import Candidates, ModelRunner
 from dragoman_server.engine.pace import Pace
 from dragoman_server.engine.request import FinishReason, Row, Sampling, Sequence, StepOutput, StepPlan
 from dragoman_server.engine.scheduler import RowTable, Scheduler, SchedulerLimits, WaitingLine
-from dragoman_server.engine.search import Child, draw, edit_logits, extend, grow, num_candidates, ranked
+from dragoman_server.engine.search import (
+    Child,
+    Growth,
+    draw,
+    edit_logits,
+    extend,
+    grow,
+    grow_plain,
+    num_candidates,
+    ranked,
+)
 
 
 class EngineObserver(Protocol):
@@ -43,7 +53,7 @@ class Engine:
         observer: EngineObserver | None = None,
     ) -> None:
         self._runner = runner
-        self.table = RowTable(runner.copy, runner.release)
+        self.table = RowTable(runner.fork, runner.move, runner.release)
         self.scheduler = Scheduler(limits, line, self.table)
         self._end_id = end_id
         self.pace = pace or Pace()
@@ -67,18 +77,16 @@ class Engine:
         """
         self._expire()
         plan, preempted = self.scheduler.plan()
-        encode_s = self._encode(plan)
+        encode_s, num_padding_tokens = self._encode(plan)
         decode_s, advanced = self._decode(plan)
         dropped, self._dropped = self._dropped, []
-        longest = max((len(s.source_ids) for s in plan.newcomers), default=0)
-        num_source_tokens = sum(len(s.source_ids) for s in plan.newcomers)
         output = StepOutput(
             finished=dropped + [s for s in advanced if s.finish_reason],
             progressed=[(s, new) for s in advanced if s.streams and not s.finish_reason and (new := _news(s))],
             num_rows=len(plan.rows),
             num_encoded=len(plan.newcomers),
-            num_source_tokens=num_source_tokens,
-            num_padding_tokens=longest * len(plan.newcomers) - num_source_tokens,
+            num_source_tokens=sum(len(s.source_ids) for s in plan.newcomers),
+            num_padding_tokens=num_padding_tokens,
             num_preempted=len(preempted),
             num_saved_tokens=sum(self.pace.saved_tokens(sequence) for sequence in dropped),
             encode_s=encode_s,
@@ -97,15 +105,16 @@ class Engine:
         for sequence in self.scheduler.overdue(now):
             self.drop(sequence, FinishReason.DEADLINE)
 
-    def _encode(self, plan: StepPlan) -> float:
+    def _encode(self, plan: StepPlan) -> tuple[float, int]:
+        """Encode the newcomers; the time it took, and the padding."""
         if not plan.newcomers:
-            return 0.0
+            return 0.0, 0
         begun = time.monotonic()
-        self._runner.encode(plan.newcomers)
+        num_padding_tokens = self._runner.encode(plan.newcomers)
         done = time.monotonic()
         for sequence in plan.newcomers:
             sequence.times.scheduled, sequence.times.encoded = begun, done
-        return done - begun
+        return done - begun, num_padding_tokens
 
     def _decode(self, plan: StepPlan) -> tuple[float, list[Sequence]]:
         """Decode the planned rows; the time it took, and the sequences that they belong to."""
@@ -124,6 +133,8 @@ class Engine:
         runner, found = self._runner, {}
         wanted: dict[int, int] = {}
         for row in rows:
+            if row.sequence.is_plain:
+                continue
             options = row.sequence.options
             if options.needs_attention:
                 row.attention.append(runner.attention(row))
@@ -145,9 +156,7 @@ class Engine:
 
     def _commit(self, sequences: Seq[Sequence], candidates: Seq[Candidates], now: float) -> None:
         """Let all outputs grow, and only then move rows: a row's cache is as long as its output says."""
-        growths = [
-            grow(sequence, [candidates[row.slot] for row in sequence.rows], self._end_id) for sequence in sequences
-        ]
+        growths = [self._grow(sequence, candidates) for sequence in sequences]
         grown = [_extend(growth.live) for growth in growths]
         dead: list[Row] = []
         for sequence, growth, rows in zip(sequences, growths, grown, strict=True):
@@ -158,9 +167,14 @@ class Engine:
                 dead += self.scheduler.leave(sequence)
                 sequence.hypotheses = ranked(sequence)
                 sequence.finish(sequence.hypotheses[0].finish_reason, now)
-            else:
+            elif not sequence.is_plain:
                 dead += self._place(sequence, rows)
         self.table.remove(dead)
+
+    def _grow(self, sequence: Sequence, candidates: Seq[Candidates]) -> Growth:
+        if sequence.is_plain:
+            return grow_plain(sequence, candidates[sequence.rows[0].slot].ids[0], self._end_id)
+        return grow(sequence, [candidates[row.slot] for row in sequence.rows], self._end_id)
 
     def _place(self, sequence: Sequence, rows: Seq[tuple[Row, Row]]) -> list[Row]:
         """Give forked rows a dead row's place or a new one; rows that are their own parent stay where they are.

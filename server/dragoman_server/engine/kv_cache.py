@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -45,14 +45,11 @@ class KVCache:
     ) -> None:
         self._arch, self._dtype, self._num_slots = arch, np.dtype(dtype), num_slots
         self._max_capacity = max_target_tokens
-        self.capacity = min(_SMALLEST_CAPACITY, max_target_tokens)
         layers = range(arch.decoder_layers)
         shape = (num_slots, arch.num_heads, max_target_tokens, arch.head_dim)
-        self._own = {
-            name(layer): _allocate(shape, self._dtype)
-            for layer in layers
-            for name in (tensors.self_key, tensors.self_value)
-        }
+        own_names = [name(layer) for layer in layers for name in (tensors.self_key, tensors.self_value)]
+        self._own_memory = {name: _allocate(shape, self._dtype) for name in own_names}
+        self._lay_out(min(_SMALLEST_CAPACITY, max_target_tokens))
         names = [name(layer) for layer in layers for name in (tensors.cross_key, tensors.cross_value)]
         positions = _whole_pages(max_source_tokens, arch.num_heads * arch.head_dim * self._dtype.itemsize)
         self._shared = SharedSlots(len(names), num_slots, positions * self._position_bytes)
@@ -60,11 +57,10 @@ class KVCache:
         self._source = {
             name: self._shared.memory[i].view(self._dtype).reshape(source_shape) for i, name in enumerate(names)
         }
-        self._last = {
-            name(layer): np.zeros((num_slots, 1, arch.d_attention), self._dtype)
-            for layer in layers
-            for name in (tensors.last_cross_key, tensors.last_cross_value)
-        }
+        # [layers * 2, num_slots, 1, d_attention]: together, so that a row's are copied at once.
+        self._last = np.zeros((len(names), num_slots, 1, arch.d_attention), self._dtype)
+        last_names = [name(layer) for layer in layers for name in (tensors.last_cross_key, tensors.last_cross_value)]
+        self._last_by_name = dict(zip(last_names, self._last, strict=True))
 
     @property
     def _position_bytes(self) -> int:
@@ -74,21 +70,21 @@ class KVCache:
     def num_bytes(self) -> int:
         """Memory reserved; pages that no row has reached yet are not resident."""
         own = 2 * self._arch.decoder_layers * self._num_slots * self._max_capacity * self._position_bytes
-        return own + int(self._shared.memory.nbytes) + sum(array.nbytes for array in self._last.values())
+        return own + int(self._shared.memory.nbytes) + self._last.nbytes
 
     def bind(self, binding: onnxruntime.IOBinding, num_rows: int) -> None:
         """Bind the first `num_rows` slots of every cache as `past_key_values` and, in place, as `present`."""
-        for name, array in self._in_place():
+        for name, array in (*self._own.items(), *self._source.items()):
             place = ("cpu", 0, array.dtype, (num_rows, *array.shape[1:]), array.ctypes.data)
             binding.bind_input(name, *place)
             binding.bind_output(name.replace("past_key_values", "present"), *place)
-        for name, array in self._last.items():
+        for name, array in self._last_by_name.items():
             binding.bind_input(name, "cpu", 0, array.dtype, (num_rows, *array.shape[1:]), array.ctypes.data)
 
-    def _in_place(self) -> Iterator[tuple[str, Array]]:
-        for name, memory in self._own.items():
-            yield name, self._view(memory, self.capacity)
-        yield from self._source.items()
+    def _lay_out(self, capacity: int) -> None:
+        """Show self-attention memory as rows of `capacity` positions."""
+        self.capacity = capacity
+        self._own = {name: self._view(memory, capacity) for name, memory in self._own_memory.items()}
 
     def _view(self, memory: Array, capacity: int) -> Array:
         """Self-attention memory [all elements] as [num_slots, num_heads, capacity, head_dim]."""
@@ -103,11 +99,13 @@ class KVCache:
             capacity = min(2 * capacity, self._max_capacity)
         if capacity == self.capacity:
             return
-        for memory in self._own.values():
-            old, new = self._view(memory, self.capacity), self._view(memory, capacity)
+        old_views = self._own
+        old_capacity = self.capacity
+        self._lay_out(capacity)
+        for name, new in self._own.items():
+            old = old_views[name]
             for slot in range(self._shared.num_in_use - 1, -1, -1):  # from the end, since rows move away from the start
-                new[slot, :, : self.capacity] = old[slot].copy()
-        self.capacity = capacity
+                new[slot, :, :old_capacity] = old[slot].copy()
 
     def store_source(self, slot: int, encoded: Mapping[str, Array], row: int, length: int) -> None:
         """Keep what the encoder made of a sentence.
@@ -122,27 +120,36 @@ class KVCache:
         for name, array in self._source.items():
             made = encoded[name.replace("past_key_values", "present")][row]
             array[slot, :, :length] = made[:, :length]
-        for layer in range(self._arch.decoder_layers):
-            for last, whole in (
-                (tensors.last_cross_key(layer), tensors.cross_key(layer, "present")),
-                (tensors.last_cross_value(layer), tensors.cross_value(layer, "present")),
-            ):
-                self._last[last][slot, 0] = encoded[whole][row, :, length - 1].reshape(-1)
+        names = (name.replace("past_key_values", "present") for name in self._source)
+        for last, name in zip(self._last, names, strict=True):
+            last[slot, 0] = encoded[name][row, :, length - 1].reshape(-1)
 
-    def copy(self, source: int, target: int, past_len: int) -> None:
-        """Give slot `target` the state of slot `source`; the source sentence is shared, not copied."""
-        for memory in self._own.values():
-            array = self._view(memory, self.capacity)
-            array[target, :, :past_len] = array[source, :, :past_len]
-        for array in self._last.values():
-            array[target] = array[source]
+    def fork(self, source: int, target: int, past_len: int) -> None:
+        """Give slot `target` the state of slot `source` as well; what the encoder made is shared, not copied."""
+        self._copy_own(source, target, past_len)
         self._shared.share(source, target)
+
+    def move(self, source: int, target: int, past_len: int, source_len: int) -> None:
+        """Give slot `target` the state of slot `source`, and release that."""
+        self._copy_own(source, target, past_len)
+        if self._shared.is_shared(source):
+            self._shared.share(source, target)
+        else:  # a short copy takes less time than to map pages again
+            self._shared.claim(target)
+            for array in self._source.values():
+                array[target, :, :source_len] = array[source, :, :source_len]
+        self.release(source)
+
+    def _copy_own(self, source: int, target: int, past_len: int) -> None:
+        for array in self._own.values():
+            array[target, :, :past_len] = array[source, :, :past_len]
+        self._last[:, target] = self._last[:, source]
 
     def release(self, slot: int) -> None:
         """Forget the row in a slot. When the last one has gone, the layout returns to the smallest bucket."""
         self._shared.release(slot)
-        if not self._shared.num_in_use:
-            self.capacity = min(_SMALLEST_CAPACITY, self._max_capacity)
+        if not self._shared.num_in_use and self.capacity > _SMALLEST_CAPACITY:
+            self._lay_out(_SMALLEST_CAPACITY)
 
     def cross_keys(self, layer: int, slot: int, length: int) -> Array:
         """Cross-attention keys of a row, [num_heads, length, head_dim]."""
@@ -188,6 +195,10 @@ class SharedSlots:
         if self._block[target] != self._block[source]:
             self._show(target, self._block[source])
         self._enter(target)
+
+    def is_shared(self, slot: int) -> bool:
+        """Whether another slot in use shows the same block."""
+        return self._num_users[self._block[slot]] > 1
 
     def release(self, slot: int) -> None:
         """Make a slot free; its block is free once no slot uses it."""

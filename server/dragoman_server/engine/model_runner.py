@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,9 @@ from dragoman_server.engine.kv_cache import KVCache
 from dragoman_server.engine.request import Row, Sequence
 
 Array = npt.NDArray[Any]
+
+_LONGEST_RATIO, _LONGEST_EXTRA = 1.25, 2
+"""Sources encoded together: the longest has at most so many times the tokens of the shortest, and so many more."""
 
 
 class Candidates(NamedTuple):
@@ -36,8 +40,8 @@ class ModelRunner(Protocol):
     def logits(self) -> Array:
         """float32 [max_rows, vocab_size], by slot; may be changed before a token is chosen."""
 
-    def encode(self, newcomers: Seq[Sequence]) -> None:
-        """Encode sequences whose only row has just been given its slot."""
+    def encode(self, newcomers: Seq[Sequence]) -> int:
+        """Encode sequences whose only row has just been given its slot; how many positions of padding that took."""
 
     def decode_step(self, rows: Seq[Row]) -> None:
         """Decode rows by one token; row i is in slot i."""
@@ -51,8 +55,11 @@ class ModelRunner(Protocol):
     def attention(self, row: Row) -> Array:
         """Weights [src_len] with which a row has just looked at its source."""
 
-    def copy(self, row: Row, slot: int) -> None:
-        """Copy a row's state into another slot, which is free."""
+    def fork(self, row: Row, source: int, target: int) -> None:
+        """Give a row the state that is in slot `source`, in slot `target`, which is free."""
+
+    def move(self, row: Row, slot: int) -> None:
+        """Move a row's state into another slot, which is free."""
 
     def release(self, slot: int) -> None:
         """Forget the state in a slot."""
@@ -106,17 +113,21 @@ class OnnxModelRunner:
         }
         self._bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
 
-    def encode(self, newcomers: Seq[Sequence]) -> None:
+    def encode(self, newcomers: Seq[Sequence]) -> int:
         """See `ModelRunner`."""
-        lengths = np.array([len(sequence.source_ids) for sequence in newcomers], np.int32)
-        padded = np.full((len(newcomers), lengths.max()), self._ids.padding, np.int64)
-        for row, sequence in zip(padded, newcomers, strict=True):
+        return sum(self._encode(group) for group in _of_similar_length(newcomers))
+
+    def _encode(self, group: Seq[Sequence]) -> int:
+        lengths = np.array([len(sequence.source_ids) for sequence in group], np.int32)
+        padded = np.full((len(group), lengths.max()), self._ids.padding, np.int64)
+        for row, sequence in zip(padded, group, strict=True):
             row[: len(sequence.source_ids)] = sequence.source_ids
         names = self._model.encoder_outputs
         feeds = {tensors.INPUT_IDS: padded, tensors.SOURCE_LENGTHS: lengths}
         encoded = dict(zip(names, self._model.encoder.run(names, feeds), strict=True))
-        for row, sequence in enumerate(newcomers):
+        for row, sequence in enumerate(group):
             self.cache.store_source(sequence.rows[0].slot, encoded, row, len(sequence.source_ids))
+        return padded.size - int(lengths.sum())
 
     def decode_step(self, rows: Seq[Row]) -> None:
         """See `ModelRunner`."""
@@ -158,9 +169,13 @@ class OnnxModelRunner:
         mean: Array = (weights / weights.sum(1, keepdims=True)).mean(0)
         return mean
 
-    def copy(self, row: Row, slot: int) -> None:
+    def fork(self, row: Row, source: int, target: int) -> None:
         """See `ModelRunner`."""
-        self.cache.copy(row.slot, slot, len(row.ids))
+        self.cache.fork(source, target, len(row.ids))
+
+    def move(self, row: Row, slot: int) -> None:
+        """See `ModelRunner`."""
+        self.cache.move(row.slot, slot, len(row.ids), len(row.sequence.source_ids))
 
     def release(self, slot: int) -> None:
         """See `ModelRunner`."""
@@ -192,6 +207,17 @@ class OnnxModelRunner:
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.cache.bind(binding, num_rows)
         return binding
+
+
+def _of_similar_length(sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
+    """Groups to be encoded together: one more run of the graph costs less than to pad a short source to a long one."""
+    group: list[Sequence] = []
+    for sequence in sorted(sequences, key=lambda sequence: len(sequence.source_ids)):
+        if group and len(sequence.source_ids) > _LONGEST_RATIO * len(group[0].source_ids) + _LONGEST_EXTRA:
+            yield group
+            group = []
+        group.append(sequence)
+    yield group
 
 
 def _open(bundle: Bundle, graph: str, num_threads: int) -> onnxruntime.InferenceSession:

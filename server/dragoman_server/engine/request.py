@@ -166,6 +166,13 @@ class DecodingOptions:
         )
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the most probable token is all that each step needs."""
+        return isinstance(self.search, GreedySearch) and not (
+            self.log_probs or self.alignment or self.target_prefix or self.edits_logits
+        )
+
+    @property
     def needs_attention(self) -> bool:
         """Whether attention weights have to be computed."""
         return self.alignment or (isinstance(self.search, BeamSearch) and self.search.coverage_penalty != 0.0)
@@ -262,6 +269,11 @@ class Sequence:
     """Output tokens that have been reported as certain."""
     num_steps: int = 0
     """Decode steps that it took part in, over all its runs."""
+    is_plain: bool = False
+    """`options.is_plain`, which is asked at every step."""
+
+    def __post_init__(self) -> None:
+        self.is_plain = self.options.is_plain
 
     @property
     def max_rows(self) -> int:

@@ -22,7 +22,7 @@ class SchedulerLimits:
     max_rows: int
     """Rows that run side by side: the slots of a cache."""
     max_encode_tokens: int
-    """Padded source tokens encoded between two decode steps; a longer single source is encoded alone."""
+    """Source tokens encoded between two decode steps; a longer single source is encoded alone."""
     max_bulk_rows: int = 0
     """Rows of bulk work that may go along while interactive work runs; the others pause where they are."""
 
@@ -54,20 +54,22 @@ class WaitingLine:
         with self._condition:
             return iter([sequence for line in self._by_priority.values() for sequence in line.values()])
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a sequence in line and wake the engines.
+    def add(self, *sequences: Sequence) -> None:
+        """Put sequences in line, all of them or none, and wake the engines.
 
         Raises:
-            QueueFullError: the line is full.
+            QueueFullError: the line has no room for all of them.
         """
         with self._condition:
-            if self.num_waiting >= self.max_waiting:
-                raise QueueFullError(
-                    f"{self.max_waiting} texts are waiting already, which is this server's bound (--max-waiting)"
-                )
-            self._by_priority[sequence.priority][sequence.sequence_id] = sequence
-            if sequence.deadline is not None:
-                heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id, sequence))
+            if self.num_waiting + len(sequences) > self.max_waiting:
+                bound = f"{self.max_waiting} (--max-waiting)"
+                if len(sequences) > self.max_waiting:
+                    raise QueueFullError(f"the call makes {len(sequences)} sequences, more may not wait than {bound}")
+                raise QueueFullError(f"{self.num_waiting} texts are waiting, {len(sequences)} more exceed {bound}")
+            for sequence in sequences:
+                self._by_priority[sequence.priority][sequence.sequence_id] = sequence
+                if sequence.deadline is not None:
+                    heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id, sequence))
             self._condition.notify_all()
 
     def put_back(self, sequence: Sequence) -> None:
@@ -131,8 +133,10 @@ class RowTable:
     A decode step over n rows covers slots 0..n-1, so rows move when a gap has to be closed.
     """
 
-    copy: Callable[[Row, int], None]
-    """Copies a row's state into another slot; `row.slot` is the old one still."""
+    fork_state: Callable[[Row, int, int], None]
+    """Gives a row the state that is in a slot, in another slot: row, from, to."""
+    move_state: Callable[[Row, int], None]
+    """Moves a row's state into another slot, which is free; `row.slot` is the old one still."""
     release: Callable[[int], None]
     """Forgets the state in a slot."""
     rows: list[Row] = field(default_factory=list)
@@ -147,23 +151,19 @@ class RowTable:
             self.num_interactive += 1
             if boundary != row.slot:
                 self._move(self.rows[boundary], row.slot)
-                self.release(boundary)
                 self._put(row, boundary)
 
     def fork(self, row: Row, parent: Row) -> None:
         """Give a row a slot of its own with its parent's state."""
         self.add(row)
-        self._move_from(parent, row, row.slot)
+        self.fork_state(row, parent.slot, row.slot)
 
     def replace(self, dead: Row, row: Row, parent: Row) -> None:
         """Put a row where another one was, with its parent's state."""
         slot, dead.slot = dead.slot, -1
         self.release(slot)
-        self._move_from(parent, row, slot)
-
-    def _move_from(self, parent: Row, row: Row, slot: int) -> None:
-        row.slot = parent.slot
-        self._move(row, slot)
+        self.fork_state(row, parent.slot, slot)
+        self._put(row, slot)
 
     def remove(self, rows: Iterable[Row]) -> None:
         """Free rows' slots and close the gaps, from the end, so that none of them is moved first."""
@@ -184,11 +184,10 @@ class RowTable:
         """Move the row in slot `last` into the gap; the new gap."""
         if gap != last:
             self._move(self.rows[last], gap)
-            self.release(last)
         return last
 
     def _move(self, row: Row, slot: int) -> None:
-        self.copy(row, slot)
+        self.move_state(row, slot)
         self._put(row, slot)
 
     def _put(self, row: Row, slot: int) -> None:
@@ -212,18 +211,17 @@ class _Admission:
         self._share = share
         self._num_interactive = table.num_interactive
         self._num_bulk = len(table.rows) - table.num_interactive
-        self._longest = 0
-        self._count = 0
+        self._num_tokens = 0
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether there is room for it; if so, it counts as admitted."""
-        longest = max(self._longest, len(sequence.source_ids))
+        num_tokens = self._num_tokens + len(sequence.source_ids)
         within_rows = self._num_reserved + sequence.max_rows <= self._limits.max_rows
         within_share = self._num_reserved < self._share
-        within_budget = not self._count or (self._count + 1) * longest <= self._limits.max_encode_tokens
+        within_budget = not self._num_tokens or num_tokens <= self._limits.max_encode_tokens
         if not (within_rows and within_share and within_budget and self._would_run(sequence)):
             return False
-        self._longest, self._count = longest, self._count + 1
+        self._num_tokens = num_tokens
         self._num_reserved += sequence.max_rows
         if sequence.priority is Priority.INTERACTIVE:
             self._num_interactive += 1

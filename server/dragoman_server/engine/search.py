@@ -54,6 +54,9 @@ class Growth(NamedTuple):
     """Whether the search is over; nothing that is live counts any more."""
 
 
+_GOES_ON = Growth([], [], is_done=False)
+
+
 def num_candidates(row: Row, end_ids: Seq[int]) -> int:
     """How many candidates with log-probabilities a row's search wants; 0 if the most probable token will do."""
     options = row.sequence.options
@@ -104,6 +107,28 @@ def grow(sequence: Sequence, candidates: Seq[Candidates], end_id: int) -> Growth
     if isinstance(search, BeamSearch) and first.forced_id is None:
         return _grow_beam(sequence, search, candidates, end_id)
     return _settle(list(_children(sequence, candidates, end_id)), end_id)
+
+
+def grow_plain(sequence: Sequence, token: int, end_id: int) -> Growth:
+    """What `grow` does, for a sequence that needs nothing but the most probable token; nearly all are of this kind."""
+    [row] = sequence.rows
+    options = sequence.options
+    if token == end_id or token in options.end_ids:
+        reason = FinishReason.EOS if token == end_id else FinishReason.STOP
+    else:
+        row.ids.append(token)
+        if len(row.ids) < options.max_target_tokens:
+            return _GOES_ON
+        reason = FinishReason.LENGTH
+    ended = Hypothesis(
+        ids=tuple(row.ids),
+        finish_reason=reason,
+        score=math.nan,
+        log_prob=math.nan,
+        token_log_probs=(),
+        attention=None,
+    )
+    return Growth([], [ended], is_done=True)
 
 
 def _children(sequence: Sequence, candidates: Seq[Candidates], end_id: int) -> Iterator[Child]:
