@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_bundle.bundle import Bundle
+from dragoman_bundle.bundle import Bundle, Samples
 from dragoman_export.bundling import load_step_model
+from dragoman_export.corpus import Direction
 from dragoman_export.decoding import beam_search, greedy_search
 from dragoman_export.evaluation import encode_source
 from dragoman_export.onnx_steps import OnnxStepModel
@@ -33,6 +34,7 @@ from dragoman_server.engine.request import (
 )
 from dragoman_server.engine.scheduler import SchedulerLimits, WaitingLine
 from tests.doubles import END, make_sequence
+from tests.readme import bundled_models
 from tests.reversal import DIRECTION, sentences
 
 TEXTS = sentences(60, seed=11, shortest=1, longest=14)
@@ -137,6 +139,36 @@ def alone(case: Case, source: list[int], options: Mapping[str, Any]) -> list[Hyp
 @settings(max_examples=40, deadline=None)
 def test_no_company_arrival_order_or_cancellation_changes_a_result(case: Case, data: st.DataObject) -> None:
     """Bitwise: tokens, scores, log-probabilities and attention, for any mixture of options and priorities."""
+    check_mixture(case, data)
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_nor_does_it_with_the_bundled_model(bundled_case: Case, data: st.DataObject) -> None:
+    """The same with real weights, the vocabulary of 8,000 pieces and real sentences."""
+    check_mixture(bundled_case, data)
+
+
+@pytest.fixture(scope="module")
+def bundled_case() -> Case:
+    [bundle] = bundled_models()
+    [variant] = bundle.manifest.variants
+    tokenizer = load_tokenizer(bundle.file("tokenizer.model"))
+    samples = Samples.load(bundle.file("samples.json"))
+    [chinese, english] = [Direction(spec.source, spec.target) for spec in bundle.manifest.directions]
+    sources = [
+        encode_source(tokenizer, text, direction).tolist()
+        for pair in samples.parity[:20]
+        for text, direction in zip(pair, (chinese, english), strict=True)
+    ]
+    return Case(
+        {threads: OnnxModel(bundle, variant, threads) for threads in (1, 2)},
+        load_step_model(bundle, variant, num_threads=1),
+        sources,
+    )
+
+
+def check_mixture(case: Case, data: st.DataObject) -> None:
     requests: list[dict[str, Any]] = data.draw(st.lists(REQUESTS, min_size=1, max_size=12))
     chosen = [data.draw(st.integers(0, len(case.sources) - 1)) for _ in requests]
     gaps = [data.draw(st.integers(0, 6)) for _ in requests]
