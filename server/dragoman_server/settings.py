@@ -36,7 +36,7 @@ class ServerSettings(BaseSettings):
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 lets the system choose")
     metrics_port: int = Field(9464, ge=-1, le=65535, description="Prometheus port; 0 lets the system choose, -1 is off")
     precision: Literal["fp32", "int8"] | None = Field(None, description="variant to serve; the fastest if not set")
-    slots: int = Field(64, ge=1, le=4096, description="rows decoded side by side, per model; a beam takes its width")
+    slots: int = Field(64, ge=1, le=1024, description="rows decoded side by side, per model; a beam takes its width")
     max_waiting: int = Field(4096, ge=1, description="texts that may wait for a slot, per model; more are refused")
     max_texts: int = Field(1024, ge=1, description="texts of one call")
     max_characters: int = Field(1_000_000, ge=1, description="characters of one call, all texts together")

@@ -123,6 +123,22 @@ async def test_a_request_that_arrives_later_finishes_before_a_long_one(reversal_
         assert rows["count"] < 4003, "the short one did not share the long one's steps"
 
 
+async def test_leaving_a_stream_frees_its_row(reversal_bundle: Bundle, tmp_path: Path) -> None:
+    with running_server(endless_model(reversal_bundle, tmp_path), "--instances", "1") as server:
+        async with AsyncClient(server.address) as client:
+            stream = client.stream("ba be bi", options=DecodingOptions(max_target_tokens=5000), **PAIR)
+            assert isinstance(await anext(stream), str)
+            assert 'dragoman_running_rows{instance="0",model="reversal"} 1.0' in server.metrics()
+            await stream.aclose()
+            deadline = time.monotonic() + 10
+            while 'dragoman_running_rows{instance="0",model="reversal"} 0.0' not in server.metrics():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        page = server.metrics()
+    assert 'dragoman_sequences_finished_total{model="reversal",reason="cancelled"} 1.0' in page
+    assert 'dragoman_requests_total{code="CANCELLED",method="TranslateStream"} 1.0' in page
+
+
 def endless_model(bundle: Bundle, directory: Path) -> Path:
     """The toy model with an end token that it never produces, and room for thousands of tokens."""
     variant = bundle.variant("cpu", "fp32")

@@ -222,6 +222,15 @@ def test_a_deadline_ends_a_running_and_a_waiting_sequence() -> None:
     assert output.num_saved_tokens > 9
 
 
+def test_deadlines_of_what_has_ended_are_forgotten() -> None:
+    engine = make_engine(max_rows=4)
+    for i in range(5000):
+        add(engine, make_sequence(i, [5], deadline=time.monotonic() + 3600))
+        while engine.has_work:
+            engine.step()
+    assert len(engine.scheduler.line._deadlines) < 2000
+
+
 def test_bulk_work_pauses_while_interactive_work_runs_and_goes_on_afterwards() -> None:
     runner = EchoRunner(8)
     engine = make_engine(runner, max_rows=8)

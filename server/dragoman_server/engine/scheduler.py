@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from dragoman_server.engine.request import FinishReason, Priority, Row, Sequence, SequenceStatus, StepPlan
 
+_MAX_STALE_DEADLINES = 1000
+
 
 class QueueFullError(Exception):
     """The waiting line is at its bound."""
@@ -70,7 +72,15 @@ class WaitingLine:
                 self._by_priority[sequence.priority][sequence.sequence_id] = sequence
                 if sequence.deadline is not None:
                     heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id, sequence))
+            self._forget_deadlines()
             self._condition.notify_all()
+
+    def _forget_deadlines(self) -> None:
+        """Keep the heap from growing with sequences that ended long before their deadlines."""
+        if len(self._deadlines) > 2 * self.num_waiting + _MAX_STALE_DEADLINES:
+            waiting = [sequence for line in self._by_priority.values() for sequence in line.values()]
+            self._deadlines = [(s.deadline, s.sequence_id, s) for s in waiting if s.deadline is not None]
+            heapq.heapify(self._deadlines)
 
     def put_back(self, sequence: Sequence) -> None:
         """Put a preempted sequence at the head of its line, whatever the bound."""
