@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := protos/dragoman_protos/v1
 
-.PHONY: help setup demo test lint bench protos clean
+.PHONY: help setup demo test lint bench soak protos clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -39,6 +39,9 @@ lint: setup  ## ruff, mypy strict, import-linter, stubs up to date
 bench: setup  ## Measure against CTranslate2 and transformers; writes tests/benchmarks/results.json
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server,export,dev,bench]'
 	$(BIN)/python -m tests.benchmarks
+
+soak: setup  ## A million mixed requests; memory must not grow (hours)
+	$(BIN)/python -m tests.benchmarks.soak
 
 protos: setup  ## Regenerate the committed stubs from the .proto files
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)/*.proto

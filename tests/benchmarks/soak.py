@@ -1,0 +1,125 @@
+"""`make soak`: many mixed requests through the bundled model; memory must stay where it is.
+
+Writes soak.csv beside this file (requests, resident MiB) and fails if memory grew after the first tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from dragoman_bundle.bundle import Samples
+from dragoman_server.engine.request import (
+    Alternatives,
+    BeamSearch,
+    DecodingOptions,
+    FinishReason,
+    GreedySearch,
+    Priority,
+    Sampling,
+    Search,
+)
+from dragoman_server.model import ServedModel
+from dragoman_server.settings import ServerSettings
+from tests.readme import bundled_models
+
+RESULTS = Path(__file__).with_name("soak.csv")
+_CONCURRENCY = 200
+_GROWTH_MIB = 64
+"""Allowed after the first tenth: allocators round, caches of bindings fill."""
+
+
+def resident_mib() -> float:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def random_options(rng: random.Random) -> DecodingOptions:
+    """Any search, any length."""
+    searches: list[Search] = [
+        GreedySearch(),
+        GreedySearch(),
+        BeamSearch(width=rng.randint(2, 8)),
+        Sampling(seed=rng.randrange(100), temperature=rng.choice([0.7, 1.5]), num_hypotheses=rng.randint(1, 4)),
+        Alternatives(count=rng.randint(1, 6)),
+    ]
+    return DecodingOptions(
+        max_target_tokens=rng.choice([5, 20, 60, 250]),
+        min_target_tokens=rng.choice([0, 0, 0, 5]),
+        search=rng.choice(searches),
+        no_repeat_ngram_size=rng.choice([0, 0, 3]),
+        log_probs=rng.random() < 0.3,
+        alignment=rng.random() < 0.1,
+    )
+
+
+class Soak:
+    """A model, and requests of all kinds for it."""
+
+    def __init__(self, num_requests: int) -> None:
+        [bundle] = bundled_models()
+        settings = ServerSettings.model_validate({}).engine_settings(1)
+        self.model = ServedModel("1", bundle, bundle.manifest.variants[0], settings, lambda _name, _instance: None)
+        pairs = Samples.load(bundle.file(bundle.manifest.samples)).parity
+        direction = bundle.manifest.directions[0]
+        self.sources = [self.model.source_ids(text, direction) for text, _ in pairs]
+        self.num_requests = num_requests
+        self.num_done = 0
+        self.reasons: dict[str, int] = {}
+        self.memory: list[tuple[int, float]] = []
+
+    async def run(self) -> None:
+        """All requests, many at once."""
+        self.model.engine.start()
+        numbers = iter(range(self.num_requests))
+        await asyncio.gather(*(self._caller(numbers) for _ in range(_CONCURRENCY)))
+        self.model.engine.stop()
+
+    async def _caller(self, numbers: object) -> None:
+        for number in numbers:  # type: ignore[attr-defined]
+            await self._request(random.Random(number))
+            self.num_done += 1
+            if self.num_done % max(1, self.num_requests // 100) == 0:
+                self.memory.append((self.num_done, resident_mib()))
+
+    async def _request(self, rng: random.Random) -> None:
+        source = rng.choice(self.sources) * rng.choice([1, 1, 1, 4])
+        deadline = time.monotonic() + rng.choice([0.05, 3600.0]) if rng.random() < 0.2 else None
+        call = asyncio.create_task(
+            self.model.engine.decode(source[:256], random_options(rng), deadline, rng.choice(list(Priority)))
+        )
+        if rng.random() < 0.1:
+            await asyncio.sleep(rng.random() * 0.05)
+            call.cancel()
+        try:
+            reason = (await call).finish_reason
+        except asyncio.CancelledError:
+            reason = FinishReason.CANCELLED
+        assert reason is not None
+        self.reasons[reason.value] = self.reasons.get(reason.value, 0) + 1
+
+
+def main() -> None:
+    """Run, report, judge."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    soak = Soak(parser.parse_args().requests)
+    begun = time.monotonic()
+    asyncio.run(soak.run())
+    lines = [f"{count},{mib:.1f}" for count, mib in soak.memory]
+    RESULTS.write_text("\n".join(["requests,resident_mib", *lines]) + "\n", encoding="utf-8")
+    early = max(mib for count, mib in soak.memory if count <= soak.num_requests // 10)
+    last = max(mib for _, mib in soak.memory)
+    print(f"{soak.num_done} requests in {time.monotonic() - begun:.0f} s: {soak.reasons}")
+    print(f"resident: {early:.0f} MiB after a tenth, {last:.0f} MiB at most")
+    if last > early + _GROWTH_MIB:
+        sys.exit(f"memory grew by {last - early:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
