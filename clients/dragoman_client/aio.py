@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -232,27 +232,19 @@ class AsyncClient:
         pending: asyncio.Queue[asyncio.Task[Translation] | None] = asyncio.Queue(concurrency)
         in_flight = asyncio.Semaphore(concurrency)
 
-        async def feed() -> None:
-            remaining = iter(texts)
-            while True:
-                await in_flight.acquire()
-                # On a thread: texts may come from a pipe that is silent for minutes.
-                text = await asyncio.to_thread(next, remaining, None)
-                if text is None:
-                    return await pending.put(None)
-                call = self.translate(
-                    text,
-                    source=source,
-                    target=target,
-                    model=model,
-                    options=options,
-                    split=split,
-                    priority=priority,
-                    timeout=timeout,
-                )
-                await pending.put(asyncio.create_task(call))
+        def call(text: str) -> Coroutine[Any, Any, Translation]:
+            return self.translate(
+                text,
+                source=source,
+                target=target,
+                model=model,
+                options=options,
+                split=split,
+                priority=priority,
+                timeout=timeout,
+            )
 
-        feeder = asyncio.create_task(feed())
+        feeder = asyncio.create_task(_feed(texts, call, pending, in_flight))
         try:
             while (task := await _next_of(pending, feeder)) is not None:
                 result = await _outcome(task)
@@ -285,6 +277,23 @@ class AsyncClient:
 
 
 T = TypeVar("T")
+
+
+async def _feed(
+    texts: Iterable[str],
+    call: Callable[[str], Coroutine[Any, Any, Translation]],
+    pending: asyncio.Queue[asyncio.Task[Translation] | None],
+    in_flight: asyncio.Semaphore,
+) -> None:
+    """Start a call for every text as soon as there is room for it; None ends the queue."""
+    remaining = iter(texts)
+    while True:
+        await in_flight.acquire()
+        # On a thread: texts may come from a pipe that is silent for minutes.
+        text = await asyncio.to_thread(next, remaining, None)
+        if text is None:
+            return await pending.put(None)
+        await pending.put(asyncio.create_task(call(text)))
 
 
 async def _next_of(pending: asyncio.Queue[T], feeder: asyncio.Task[None]) -> T:

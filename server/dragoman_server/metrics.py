@@ -49,6 +49,9 @@ class Metrics:
         self.finished = Counter(
             "dragoman_sequences_finished", "Texts by how they ended.", ["model", "reason"], registry=registry
         )
+        self._register_engines(registry)
+
+    def _register_engines(self, registry: CollectorRegistry) -> None:
         self.step_seconds = Histogram(
             "dragoman_step_seconds", "Duration of a decode step.", ["model"], buckets=LATENCY_BUCKETS, registry=registry
         )

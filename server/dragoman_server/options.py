@@ -44,19 +44,40 @@ class OptionsTemplate:
             (wire.return_scores, wire.return_tokens, wire.return_alignment)
         )
 
+    def _least(self, num_source_tokens: int) -> int:
+        wire = self.wire
+        relative = math.floor(wire.min_target_ratio * num_source_tokens) if wire.HasField("min_target_ratio") else 0
+        return max(wire.min_target_tokens, relative)
+
+    def _most(self, num_source_tokens: int) -> int | None:
+        """The limit that the request itself sets; None if it sets none."""
+        wire = self.wire
+        limits = [wire.max_target_tokens] if wire.HasField("max_target_tokens") else []
+        if wire.HasField("max_target_ratio"):
+            limits.append(max(1, math.ceil(wire.max_target_ratio * num_source_tokens)))
+        return min(limits, default=None)
+
+    def length_problem(self, num_source_tokens: int) -> str:
+        """What is contradictory about the lengths of one sequence's output; empty if nothing is."""
+        least, most = self._least(num_source_tokens), self._most(num_source_tokens)
+        limit = self.model.manifest.limits.max_target_tokens
+        if least > (limit if most is None else min(most, limit)):
+            return (
+                f"for {num_source_tokens} source tokens the options demand at least {least} target tokens and allow "
+                f"{min(most, limit) if most is not None else limit}"
+            )
+        return ""
+
     def for_source(self, num_source_tokens: int, target_prefix: tuple[int, ...] = ()) -> DecodingOptions:
         """Options for one sequence."""
         wire = self.wire
-        most = wire.max_target_tokens or self.model.default_max_target_tokens(num_source_tokens) + len(target_prefix)
-        if wire.HasField("max_target_ratio"):
-            most = min(most, math.ceil(wire.max_target_ratio * num_source_tokens))
-        least = wire.min_target_tokens
-        if wire.HasField("min_target_ratio"):
-            least = max(least, math.floor(wire.min_target_ratio * num_source_tokens))
-        most = max(1, min(most, self.model.manifest.limits.max_target_tokens))
+        least, most = self._least(num_source_tokens), self._most(num_source_tokens)
+        if most is None:
+            most = max(least, self.model.default_max_target_tokens(num_source_tokens) + len(target_prefix))
+        most = min(most, self.model.manifest.limits.max_target_tokens)
         return DecodingOptions(
             max_target_tokens=most,
-            min_target_tokens=min(least, most),
+            min_target_tokens=least,
             search=self.search,
             target_prefix=target_prefix,
             end_ids=self.end_ids,

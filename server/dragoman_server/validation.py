@@ -169,14 +169,17 @@ def _segments(
             return []
     else:
         segments = split(text, direction.source, fits)
-    ids = [source_ids(text[slice(*segment.span)]) for segment in segments]
-    if all(len(part) == len(direction.source_prefix) + 1 for part in ids):
+    ids = [(segment, source_ids(text[slice(*segment.span)])) for segment in segments]
+    # What has no token is not for the model: like white space, it comes back as it was.
+    ids = [(segment, part) for segment, part in ids if len(part) > len(direction.source_prefix) + 1]
+    if not ids:
         problems.append(f"texts[{index}] has no visible character; leave it out")
     if options is None:
         return []
+    problems += [f"texts[{index}]: {p}" for _, part in ids if (p := options.length_problem(len(part)))][:1]
     return [
         ValidSegment(segment=segment, source_ids=part, options=options.for_source(len(part), prefix_ids))
-        for segment, part in zip(segments, ids, strict=True)
+        for segment, part in ids
     ]
 
 

@@ -116,6 +116,9 @@ def test_lengths_absolute_and_relative(server: ServerProcess) -> None:
         assert tokens(max_target_ratio=0.5) == math.ceil(0.5 * source_tokens)
         assert tokens(min_target_ratio=3.0) >= 3 * source_tokens
         assert tokens(max_target_tokens=3, max_target_ratio=9.0) == 3
+        assert tokens(min_target_tokens=50) >= 50  # more than the model's default limit for so short a text
+        with pytest.raises(InvalidRequestError, match=r"texts\[0\]: .* at least 20 target tokens and allow"):
+            tokens(min_target_tokens=20, max_target_ratio=0.5)
 
 
 def test_repetition_is_prevented(server: ServerProcess) -> None:
@@ -171,6 +174,13 @@ def test_long_text_is_split_and_put_together_again(server: ServerProcess) -> Non
     a, b, c, d, e = alone
     assert translation.text == f"\n{a} {b}  {c}\r\n\r\n  {d}\r\n{e} \n"
     assert not any(segment.divided for segment in translation.segments)
+
+
+def test_what_is_invisible_comes_back_as_it_was(server: ServerProcess) -> None:
+    with Client(server.address) as client:
+        translation = client.translate("ba\n\u200b\nbe", **PAIR)
+    assert translation.text == "ba\n\u200b\nbe"
+    assert len(translation.segments) == 2
 
 
 def test_a_sentence_too_long_for_the_model_is_divided_and_says_so(server: ServerProcess) -> None:

@@ -48,10 +48,6 @@ class WaitingLine:
         """Sequences in line."""
         return sum(len(line) for line in self._by_priority.values())
 
-    def count(self, priority: Priority) -> int:
-        """Sequences that wait with a priority."""
-        return len(self._by_priority[priority])
-
     def __iter__(self) -> Iterator[Sequence]:
         with self._condition:
             return iter([sequence for line in self._by_priority.values() for sequence in line.values()])
