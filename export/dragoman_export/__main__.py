@@ -90,6 +90,9 @@ def train(
     ] = _DEFAULTS.batch_tokens,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = _DEFAULTS.learning_rate,
     warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = _DEFAULTS.warmup_steps,
+    cooldown_steps: Annotated[
+        int, typer.Option(min=0, help="Last steps of --max-steps, over which the rate falls to 0. 0: no cool-down.")
+    ] = _DEFAULTS.cooldown_steps,
     gradient_clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 disables.")] = _DEFAULTS.gradient_clip,
     precision: Annotated[Precision, typer.Option(help="Of matrix products; auto is bf16.")] = _DEFAULTS.precision,
     max_steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = _DEFAULTS.max_steps,

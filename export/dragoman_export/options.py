@@ -30,6 +30,8 @@ class TrainingOptions:
     """Peak, reached at the end of the warm-up."""
     warmup_steps: int = 1000
     """Steps of linear increase, before the decay with 1/sqrt(step)."""
+    cooldown_steps: int = 0
+    """The last steps before `max_steps`, over which the rate falls linearly to 0; 0 is no cool-down."""
     gradient_clip: float = 1.0
     """Largest gradient norm; 0 turns clipping off."""
     precision: Precision = "auto"

@@ -74,6 +74,15 @@ def test_learning_rate_warms_up_and_decays_with_the_root() -> None:
         assert learning_rate(paper, step) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5))
 
 
+def test_learning_rate_cools_down_to_nothing_over_the_last_steps() -> None:
+    options = TrainingOptions(learning_rate=0.5, warmup_steps=100, max_steps=500, cooldown_steps=99)
+    without = TrainingOptions(learning_rate=0.5, warmup_steps=100, max_steps=500)
+    assert learning_rate(options, 401) == learning_rate(without, 401)
+    assert learning_rate(options, 451) == pytest.approx(learning_rate(without, 451) / 2)
+    assert learning_rate(options, 500) == pytest.approx(learning_rate(without, 500) / 100)
+    assert learning_rate(options, 501) == 0
+
+
 def test_killed_at_random_moments_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     subprocess.run(python("dragoman_export", *command(tmp_path, "--output", str(unbroken))), check=True)

@@ -53,7 +53,7 @@ class WaitingLine:
             return iter([sequence for line in self._by_priority.values() for sequence in line.values()])
 
     def add(self, *sequences: Sequence) -> None:
-        """Put sequences in line, all of them or none, and wake the engines.
+        """Put sequences in line, all of them or none, and wake as many idle engines as can use it.
 
         Raises:
             QueueFullError: the line has no room for all of them.
@@ -69,7 +69,7 @@ class WaitingLine:
                 if sequence.deadline is not None:
                     heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id, sequence))
             self._forget_deadlines()
-            self._condition.notify_all()
+            self._condition.notify(len(sequences))
 
     def _forget_deadlines(self) -> None:
         """Keep the heap from growing with sequences that ended long before their deadlines."""
