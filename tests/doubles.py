@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -22,11 +23,16 @@ class EchoRunner:
 
     Args:
         max_rows: slots.
-        fail_at_step: raise in this decode step, counted from 1; 0 never.
+        failing_steps: raise in these decode steps, counted from 1.
+        failing_encodes: raise in these encoder passes, counted from 1.
     """
 
-    def __init__(self, max_rows: int = 64, fail_at_step: int = 0) -> None:
-        self.fail_at_step = fail_at_step
+    def __init__(
+        self, max_rows: int = 64, failing_steps: Container[int] = (), failing_encodes: Container[int] = ()
+    ) -> None:
+        self.failing_steps = failing_steps
+        self.failing_encodes = failing_encodes
+        self.num_encodes = 0
         self.num_steps = 0
         self.rows_per_step: list[int] = []
         self.encoded: list[Seq[int]] = []
@@ -35,6 +41,9 @@ class EchoRunner:
         """Per slot, the source and what the decoder has read."""
 
     def encode(self, newcomers: Seq[Sequence]) -> int:
+        self.num_encodes += 1
+        if self.num_encodes in self.failing_encodes:
+            raise MemoryError("no memory for the encoder")
         for sequence in newcomers:
             [row] = sequence.rows
             self.encoded.append(sequence.source_ids)
@@ -45,7 +54,7 @@ class EchoRunner:
     def decode_step(self, rows: Seq[Row]) -> None:
         self.num_steps += 1
         self.rows_per_step.append(len(rows))
-        if self.num_steps == self.fail_at_step:
+        if self.num_steps in self.failing_steps:
             raise RuntimeError("the graph failed")
         for slot, row in enumerate(rows):
             assert row.slot == slot
@@ -108,6 +117,7 @@ def make_sequence(
     max_target_tokens: int = 1000,
     deadline: float | None = None,
     priority: Priority = Priority.INTERACTIVE,
+    caller: str = "",
     **options: Any,
 ) -> Sequence:
     """A sequence that waits; further arguments are `DecodingOptions`."""
@@ -118,4 +128,5 @@ def make_sequence(
         times=SequenceTimes(arrived=0.0),
         deadline=deadline,
         priority=priority,
+        caller=caller,
     )

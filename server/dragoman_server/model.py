@@ -14,7 +14,8 @@ from dragoman_server.engine.engine import Engine, EngineObserver
 from dragoman_server.engine.model_runner import OnnxModel, OnnxModelRunner
 from dragoman_server.engine.pace import Pace
 from dragoman_server.engine.request import DecodingOptions, Sequence, SequenceTimes
-from dragoman_server.engine.scheduler import SchedulerLimits, WaitingLine
+from dragoman_server.engine.scheduler import SchedulerLimits
+from dragoman_server.engine.waiting_line import WaitingLine
 from dragoman_server.tokenizer import SentencePieceTokenizer, Tokenizer
 
 

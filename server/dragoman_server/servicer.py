@@ -16,7 +16,7 @@ from dragoman_protos.v1 import translation_pb2_grpc as pb_grpc
 from dragoman_server.answers import description, target_score, timings, translation
 from dragoman_server.engine.async_engine import EngineDeadError
 from dragoman_server.engine.request import FinishReason, Sequence
-from dragoman_server.engine.scheduler import QueueFullError
+from dragoman_server.engine.waiting_line import QueueFullError
 from dragoman_server.errors import (
     DeadlineError,
     EngineFailedError,

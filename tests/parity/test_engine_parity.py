@@ -32,7 +32,8 @@ from dragoman_server.engine.request import (
     Scoring,
     Sequence,
 )
-from dragoman_server.engine.scheduler import SchedulerLimits, WaitingLine
+from dragoman_server.engine.scheduler import SchedulerLimits
+from dragoman_server.engine.waiting_line import WaitingLine
 from tests.doubles import END, make_sequence
 from tests.readme import bundled_models
 from tests.reversal import DIRECTION, sentences

@@ -28,7 +28,8 @@ from dragoman_server.engine.request import (
     Scoring,
     Search,
 )
-from dragoman_server.engine.scheduler import SchedulerLimits, WaitingLine
+from dragoman_server.engine.scheduler import SchedulerLimits
+from dragoman_server.engine.waiting_line import WaitingLine
 from dragoman_server.engine.search import draw
 from tests.bare_model import open_graphs, write_graphs
 from tests.doubles import END, START, log_softmax, make_sequence

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import threading
 import time
 
 import pytest
@@ -25,7 +27,8 @@ from dragoman_server.engine.request import (
     SequenceStatus,
     StepOutput,
 )
-from dragoman_server.engine.scheduler import QueueFullError, SchedulerLimits, WaitingLine
+from dragoman_server.engine.scheduler import SchedulerLimits
+from dragoman_server.engine.waiting_line import QueueFullError, WaitingLine, cost
 from tests.doubles import END, EchoRunner, make_sequence
 
 OPTIONS = DecodingOptions(max_target_tokens=1000)
@@ -54,11 +57,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = WaitingLine(5)
+        self.line = WaitingLine(5, max_tokens=100)
         self.runners = [EchoRunner(4), EchoRunner(4)]
         self.engines = [make_engine(runner, 4, max_bulk_rows=1, line=self.line) for runner in self.runners]
         self.accepted: list[Sequence] = []
         self.cancelled: set[int] = set()
+        self.shed: set[int] = set()
         self.reported: list[Sequence] = []
         self.count = 0
 
@@ -68,17 +72,32 @@ class EngineMachine(RuleBasedStateMachine):
         limit=st.integers(1, 9),
         search=st.sampled_from([GreedySearch(), BeamSearch(width=3), BeamSearch(width=4, num_hypotheses=2)]),
         priority=st.sampled_from(Priority),
+        caller=st.sampled_from("abc"),
     )
-    def add(self, source: list[int], limit: int, search: Search, priority: Priority) -> Sequence:
+    def add(self, source: list[int], limit: int, search: Search, priority: Priority, caller: str) -> Sequence:
         self.count += 1
-        sequence = make_sequence(self.count, source, limit, search=search, priority=priority)
-        if self.line.num_waiting >= 5:
-            with pytest.raises(QueueFullError):
-                self.line.add(sequence)
-        else:
+        sequence = make_sequence(self.count, source, limit, search=search, priority=priority, caller=caller)
+        before = list(self.line)
+        try:
             self.line.add(sequence)
+        except QueueFullError:
+            assert list(self.line) == before
+            assert self.is_full_for(sequence)
+        else:
             self.accepted.append(sequence)
+            self.shed |= {other.sequence_id for other in set(before) - set(self.line)}
         return sequence
+
+    def is_full_for(self, sequence: Sequence) -> bool:
+        """Whether there is no room, and nobody else has more in line than this caller would."""
+        num_waiting, num_tokens = self.line.size(sequence.priority)
+        held = collections.Counter[str]()
+        for other in self.line:
+            if other.priority is sequence.priority:
+                held[other.caller] += cost(other)
+        own = held.pop(sequence.caller, 0) + cost(sequence)
+        is_full = num_waiting >= 5 or num_tokens + cost(sequence) > 100
+        return is_full and (cost(sequence) > 100 or max(held.values(), default=0) <= own or num_waiting < 5)
 
     @rule(sequence=consumes(sequences))
     def cancel(self, sequence: Sequence) -> None:
@@ -108,7 +127,9 @@ class EngineMachine(RuleBasedStateMachine):
         for sequence in self.accepted:
             assert sequence.rows == []
             limit = sequence.options.max_target_tokens
-            if sequence.sequence_id in self.cancelled:
+            if sequence.sequence_id in self.shed:
+                assert sequence.finish_reason is FinishReason.SHED
+            elif sequence.sequence_id in self.cancelled:
                 assert sequence.finish_reason is FinishReason.CANCELLED
             elif len(sequence.source_ids) < limit:
                 assert sequence.finish_reason is FinishReason.EOS
@@ -410,22 +431,99 @@ async def test_a_cancelled_caller_in_the_queue_is_never_encoded() -> None:
     assert [source[0] for source in runner.encoded] == [5, 7]
 
 
-async def test_a_failed_step_fails_everybody_with_the_cause() -> None:
+def test_a_failed_step_ends_only_those_that_were_in_it() -> None:
+    """Bulk work that pauses meanwhile, work in line and later work are not touched."""
+    runner = EchoRunner(4, failing_steps={3})
+    engine = make_engine(runner)
+    bulk, hit, later = make_sequence(1, [5, 6, 7, 8], priority=Priority.BULK), make_sequence(2, [9] * 5), make_sequence(3, [7])
+    add(engine, bulk)
+    engine.step()
+    add(engine, hit)
+    engine.step()
+    finished = engine.step().finished
+    assert finished == [hit]
+    assert hit.finish_reason is FinishReason.ERROR
+    assert str(hit.error) == "the graph failed"
+    assert list(violations(engine.scheduler)) == []
+    add(engine, later)
+    while engine.has_work:
+        finished += engine.step().finished
+    assert (bulk.output_ids, later.output_ids) == ([5, 6, 7, 8], [7])
+    assert runner.num_used_slots == 0
+
+
+def test_a_failed_encoder_pass_ends_only_the_newcomers() -> None:
+    runner = EchoRunner(4, failing_encodes={3})
+    engine = make_engine(runner)
+    running, bulk = make_sequence(1, [5, 6, 7, 8]), make_sequence(2, [5, 6], priority=Priority.BULK)
+    hit = make_sequence(3, [8, 9])
+    add(engine, bulk)
+    engine.step()
+    add(engine, running)
+    engine.step()
+    add(engine, hit)
+    finished = engine.step().finished
+    assert finished == [hit]
+    assert isinstance(hit.error, MemoryError)
+    assert runner.num_used_slots == len(engine.table.rows) == 2
+    while engine.has_work:
+        finished += engine.step().finished
+    assert (running.output_ids, bulk.output_ids) == ([5, 6, 7, 8], [5, 6])
+    assert runner.num_used_slots == 0
+
+
+def test_an_engine_that_keeps_failing_gives_up() -> None:
+    engine = make_engine(EchoRunner(4, failing_steps=range(2, 100)))
+    for number in range(3):
+        add(engine, make_sequence(number, [5, 6, 7]))
+    engine.step()
+    for number in range(3, 6):
+        assert len(engine.step().finished) == (3 if number == 3 else 1)
+        add(engine, make_sequence(number, [5, 6]))
+    with pytest.raises(RuntimeError, match="the graph failed"):
+        engine.step()
+
+
+async def test_a_dead_engine_fails_everybody_with_the_cause() -> None:
     causes: list[BaseException] = []
     line = WaitingLine(100)
-    engine = make_async(make_engine(EchoRunner(2, fail_at_step=3), 2, line=line), make_engine(max_rows=1, line=line))
+    failing = make_engine(EchoRunner(1, failing_steps=range(3, 100)), 1, line=line)
+    engine = make_async(failing, make_engine(max_rows=1, line=line))
     engine.on_death = causes.append
     engine.start()
-    calls = [engine.decode([5] * 100_000, DecodingOptions(max_target_tokens=200_000)) for _ in range(6)]
-    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), timeout=10)
+    calls = [engine.decode([5] * 100_000, DecodingOptions(max_target_tokens=200_000)) for _ in range(9)]
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), timeout=20)
+    ended = [result for result in results if isinstance(result, Sequence)]
+    assert [str(sequence.error) for sequence in ended] == ["the graph failed"] * 3
     for result in results:
-        assert isinstance(result, EngineDeadError)
-        assert str(result.__cause__) == "the graph failed"
+        if not isinstance(result, Sequence):
+            assert isinstance(result, EngineDeadError)
+            assert str(result.__cause__) == "the graph failed"
     engine.stop()  # waits for the threads, which tell their callers first and the process after them
     assert [str(cause) for cause in causes] == ["the graph failed"]
     with pytest.raises(EngineDeadError):
         await engine.decode([5], OPTIONS)
     assert not engine.is_alive
+
+
+async def test_a_step_that_never_ends_is_noticed_and_nobody_waits_for_it() -> None:
+    released = threading.Event()
+
+    class Wedged(EchoRunner):
+        def decode_step(self, rows: list[Row]) -> None:  # type: ignore[override]
+            released.wait(30)
+
+    engine = make_async(make_engine(Wedged()))
+    engine.start()
+    call = asyncio.create_task(engine.decode([5], OPTIONS))
+    while engine.longest_step() < 0.05:
+        await asyncio.sleep(0.01)
+    engine.give_up(TimeoutError("too slow"))
+    with pytest.raises(EngineDeadError) as caught:
+        await call
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    engine.stop()
+    released.set()
 
 
 async def test_a_full_queue_refuses_at_once() -> None:

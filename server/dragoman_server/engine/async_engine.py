@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.request import DecodingOptions, FinishReason, Priority, Sequence, SequenceTimes
-from dragoman_server.engine.scheduler import WaitingLine
+from dragoman_server.engine.waiting_line import WaitingLine
 
 
 class EngineDeadError(Exception):
@@ -39,7 +39,7 @@ class _Ticket:
 class AsyncEngine:
     """Owns one thread per engine. All engines take from one waiting line; a sequence stays with the one that took it.
 
-    Cancellations wait in an inbox and are applied between steps. If a step fails, everybody who waits gets the cause,
+    Cancellations wait in an inbox and are applied between steps. If an engine dies, everybody who waits gets the cause,
     later callers get it too, and `on_death` is called once: the process should then exit, because the engine's state is
     unknown.
     """
@@ -53,6 +53,7 @@ class AsyncEngine:
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _threads: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _step_began: dict[int, float] = field(default_factory=dict)  # by engine, while it makes a step
     _is_stopping: bool = False
     _dead: EngineDeadError | None = None
 
@@ -69,13 +70,25 @@ class AsyncEngine:
             thread.start()
 
     def stop(self) -> None:
-        """Stop after the current step and wait for the threads; whoever still waits gets EngineDeadError."""
+        """Stop after the current step and wait for the threads; whoever still waits gets EngineDeadError.
+
+        Nobody waits for an engine that has been given up: its thread may never come back.
+        """
         self._is_stopping = True
         self.line.wake()
-        for thread in self._threads:
+        for thread in self._threads if self._dead is None else ():
             thread.join()
         if not self._threads:
             self._die(None)
+
+    def longest_step(self) -> float:
+        """Seconds since the oldest step began that has not ended yet; 0 if none is being made."""
+        now = time.monotonic()
+        return max((now - began for began in list(self._step_began.values())), default=0.0)
+
+    def give_up(self, cause: Exception) -> None:
+        """Treat the engines as dead: tell everybody who waits."""
+        self._die(cause)
 
     @property
     def is_alive(self) -> bool:
@@ -88,9 +101,10 @@ class AsyncEngine:
         options: DecodingOptions,
         deadline: float | None = None,
         priority: Priority = Priority.INTERACTIVE,
+        caller: str = "",
     ) -> Sequence:
         """Decode one source; see `decode_all`."""
-        [sequence] = await self.decode_all([(source_ids, options)], deadline, priority)
+        [sequence] = await self.decode_all([(source_ids, options)], deadline, priority, caller)
         return sequence
 
     async def decode_all(
@@ -98,6 +112,7 @@ class AsyncEngine:
         works: Seq[Work],
         deadline: float | None = None,
         priority: Priority = Priority.INTERACTIVE,
+        caller: str = "",
     ) -> list[Sequence]:
         """Decode sources side by side and return them finished. Cancelling the task frees their rows within a step.
 
@@ -105,12 +120,13 @@ class AsyncEngine:
             works: sources, as the encoder wants them, and how to decode each.
             deadline: moment of `time.monotonic` after which nobody waits.
             priority: of the work.
+            caller: who wants it; callers take turns.
 
         Raises:
             QueueFullError: the waiting line has no room for all of them; none was taken.
             EngineDeadError: the engine has failed or was stopped.
         """
-        sequences = [self._sequence(work, deadline, priority, streams=False) for work in works]
+        sequences = [self._sequence(work, deadline, priority, caller) for work in works]
         with self._in_line(sequences) as events:
             for _ in sequences:
                 _raise_if_error(await events.get())
@@ -122,9 +138,10 @@ class AsyncEngine:
         options: DecodingOptions,
         deadline: float | None = None,
         priority: Priority = Priority.INTERACTIVE,
+        caller: str = "",
     ) -> AsyncIterator[list[int] | Sequence]:
         """Like `decode`, but hand out output tokens as soon as no later step can change them, and the sequence last."""
-        sequence = self._sequence((source_ids, options), deadline, priority, streams=True)
+        sequence = self._sequence((source_ids, options), deadline, priority, caller, streams=True)
         with self._in_line([sequence]) as events:
             while True:
                 event = _raise_if_error(await events.get())
@@ -132,7 +149,9 @@ class AsyncEngine:
                 if isinstance(event, Sequence):
                     return
 
-    def _sequence(self, work: Work, deadline: float | None, priority: Priority, *, streams: bool) -> Sequence:
+    def _sequence(
+        self, work: Work, deadline: float | None, priority: Priority, caller: str, *, streams: bool = False
+    ) -> Sequence:
         source_ids, options = work
         return Sequence(
             sequence_id=next(self._ids),
@@ -141,6 +160,7 @@ class AsyncEngine:
             times=SequenceTimes(arrived=time.monotonic()),
             deadline=deadline,
             priority=priority,
+            caller=caller,
             streams=streams,
         )
 
@@ -182,7 +202,11 @@ class AsyncEngine:
 
     def _deliver(self, engine: Engine) -> None:
         """Make a step and tell those whom it concerns."""
-        output = engine.step()
+        self._step_began[id(engine)] = time.monotonic()
+        try:
+            output = engine.step()
+        finally:
+            del self._step_began[id(engine)]
         tickets = self._tickets
         news: list[tuple[_Ticket | None, Event]] = [(tickets.get(s.sequence_id), ids) for s, ids in output.progressed]
         news += [(tickets.pop(sequence.sequence_id, None), sequence) for sequence in output.finished]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
+from dragoman_server.engine.invariants import violations
 from dragoman_server.engine.model_runner import Candidates, ModelRunner
 from dragoman_server.engine.pace import Pace
 from dragoman_server.engine.request import FinishReason, Row, Sampling, Sequence, StepOutput, StepPlan
-from dragoman_server.engine.scheduler import RowTable, Scheduler, SchedulerLimits, WaitingLine
+from dragoman_server.engine.scheduler import RowTable, Scheduler, SchedulerLimits
 from dragoman_server.engine.search import (
     Child,
     Growth,
@@ -22,6 +24,10 @@ from dragoman_server.engine.search import (
     num_candidates,
     ranked,
 )
+from dragoman_server.engine.waiting_line import WaitingLine
+
+_MAX_FAILURES = 3
+"""Failed steps in a row after which the engine is given up."""
 
 
 class EngineObserver(Protocol):
@@ -29,6 +35,20 @@ class EngineObserver(Protocol):
 
     def step_done(self, output: StepOutput, num_waiting: int, num_rows: int) -> None:
         """A step has been committed; the counts are those after it."""
+
+
+class EngineStateError(Exception):
+    """What must hold between steps does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What became of one phase of a step."""
+
+    is_done: bool = False
+    seconds: float = 0.0
+    num_padding_tokens: int = 0
+    candidates: Seq[Candidates] = ()
 
 
 class Engine:
@@ -59,6 +79,7 @@ class Engine:
         self.pace = pace or Pace()
         self.observer = observer
         self._dropped: list[Sequence] = []
+        self._num_failures = 0
 
     def drop(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence early, if it waits or runs here; its rows are free in the next plan."""
@@ -68,65 +89,85 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._dropped) or not self.scheduler.is_idle or self.scheduler.line.num_waiting > 0
+        return bool(self._dropped) or not self.scheduler.is_idle or self.scheduler.line.has_work
 
     def step(self) -> StepOutput:
         """Decode every running row by one token: expire, plan, encode, decode, commit.
 
-        An exception leaves the engine in an unknown state; it must not be stepped again.
+        If the model fails, the sequences that it was working on end with the error and the others go on, as long as it is
+        certain that nothing else has changed.
+
+        Raises:
+            Exception: the engine's state is unknown, or the model keeps failing; it must not be stepped again.
         """
         self._expire()
         plan, preempted = self.scheduler.plan()
-        encode_s, num_padding_tokens = self._encode(plan)
-        decode_s, advanced = self._decode(plan)
+        encoding = self._encode(plan)
+        decoding = self._decode(plan) if encoding.is_done else _Work()
+        advanced = self._commit(plan, decoding)
         dropped, self._dropped = self._dropped, []
         output = StepOutput(
             finished=dropped + [s for s in advanced if s.finish_reason],
             progressed=[(s, new) for s in advanced if s.streams and not s.finish_reason and (new := _news(s))],
-            num_rows=len(plan.rows),
-            num_encoded=len(plan.newcomers),
+            num_rows=len(plan.rows) if decoding.is_done else 0,
+            num_encoded=len(plan.newcomers) if encoding.is_done else 0,
             num_source_tokens=sum(len(s.source_ids) for s in plan.newcomers),
-            num_padding_tokens=num_padding_tokens,
+            num_padding_tokens=encoding.num_padding_tokens,
             num_preempted=len(preempted),
             num_saved_tokens=sum(self.pace.saved_tokens(sequence) for sequence in dropped),
-            encode_s=encode_s,
-            decode_s=decode_s,
+            encode_s=encoding.seconds,
+            decode_s=decoding.seconds,
         )
-        self.pace.observe(output)
+        self.pace.observe(output, is_saturated=self.scheduler.line.num_waiting > 0)
         if self.observer is not None:
             self.observer.step_done(output, self.scheduler.line.num_waiting, len(self.table.rows))
         return output
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for sequence in self.scheduler.line.take_overdue(now):
-            sequence.finish(FinishReason.DEADLINE, now)
+        for sequence, reason in self.scheduler.line.take_dropped(now):
+            sequence.finish(reason, now)
             self._dropped.append(sequence)
         for sequence in self.scheduler.overdue(now):
             self.drop(sequence, FinishReason.DEADLINE)
 
-    def _encode(self, plan: StepPlan) -> tuple[float, int]:
-        """Encode the newcomers; the time it took, and the padding."""
+    def _encode(self, plan: StepPlan) -> _Work:
+        """Encode the newcomers. If that fails, they end; nothing has been stored of them."""
         if not plan.newcomers:
-            return 0.0, 0
+            return _Work(is_done=True)
         begun = time.monotonic()
-        num_padding_tokens = self._runner.encode(plan.newcomers)
+        try:
+            num_padding_tokens = self._runner.encode(plan.newcomers)
+        except Exception as error:  # noqa: BLE001 - whatever the model raises, only those that it worked on end
+            self._give_up(plan.newcomers, error, have_state=False)
+            return _Work()
         done = time.monotonic()
         for sequence in plan.newcomers:
             sequence.times.scheduled, sequence.times.encoded = begun, done
-        return done - begun, num_padding_tokens
+        return _Work(is_done=True, seconds=done - begun, num_padding_tokens=num_padding_tokens)
 
-    def _decode(self, plan: StepPlan) -> tuple[float, list[Sequence]]:
-        """Decode the planned rows; the time it took, and the sequences that they belong to."""
+    def _decode(self, plan: StepPlan) -> _Work:
+        """Decode the planned rows and find what may follow. If that fails, they end; no output has grown yet."""
         if not plan.rows:
-            return 0.0, []
+            return _Work()
         begun = time.monotonic()
-        self._runner.decode_step(plan.rows)
-        candidates = self._candidates(plan.rows)
-        done = time.monotonic()
-        sequences = list({row.sequence.sequence_id: row.sequence for row in plan.rows}.values())
-        self._commit(sequences, candidates, done)
-        return done - begun, sequences
+        try:
+            self._runner.decode_step(plan.rows)
+            candidates = self._candidates(plan.rows)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(_sequences_of(plan.rows), error, have_state=True)
+            return _Work()
+        self._num_failures = 0
+        return _Work(is_done=True, seconds=time.monotonic() - begun, candidates=candidates)
+
+    def _give_up(self, sequences: Seq[Sequence], error: Exception, *, have_state: bool) -> None:
+        self._num_failures += 1
+        if self._num_failures > _MAX_FAILURES:
+            raise error
+        self.scheduler.fail(sequences, error, time.monotonic(), have_state=have_state)
+        self._dropped += sequences
+        if problems := list(violations(self.scheduler)):
+            raise EngineStateError("; ".join(problems)) from error
 
     def _candidates(self, rows: Seq[Row]) -> list[Candidates]:
         """What each row may produce next, by slot."""
@@ -154,8 +195,11 @@ class Engine:
             return [found.get(slot) or Candidates([token], [math.nan], math.nan) for slot, token in enumerate(best)]
         return [found[slot] for slot in range(len(rows))]
 
-    def _commit(self, sequences: Seq[Sequence], candidates: Seq[Candidates], now: float) -> None:
+    def _commit(self, plan: StepPlan, work: _Work) -> list[Sequence]:
         """Let all outputs grow, and only then move rows: a row's cache is as long as its output says."""
+        if not work.is_done:
+            return []
+        now, candidates, sequences = time.monotonic(), work.candidates, _sequences_of(plan.rows)
         growths = [self._grow(sequence, candidates) for sequence in sequences]
         grown = [_extend(growth.live) for growth in growths]
         dead: list[Row] = []
@@ -170,6 +214,7 @@ class Engine:
             elif not sequence.is_plain:
                 dead += self._place(sequence, rows)
         self.table.remove(dead)
+        return sequences
 
     def _grow(self, sequence: Sequence, candidates: Seq[Candidates]) -> Growth:
         if sequence.is_plain:
@@ -196,6 +241,10 @@ class Engine:
                 self.table.fork(row, parent)
         sequence.rows = [row for row, _ in rows]
         return dead
+
+
+def _sequences_of(rows: Seq[Row]) -> list[Sequence]:
+    return list({row.sequence.sequence_id: row.sequence for row in rows}.values())
 
 
 def _extend(children: Seq[Child]) -> list[tuple[Row, Row]]:

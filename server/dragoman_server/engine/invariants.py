@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from dragoman_server.engine.request import Priority, Sequence, SequenceStatus
 from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.waiting_line import WaitingLine, cost
 
 
 def violations(scheduler: Scheduler) -> Iterator[str]:
     """Describe everything that is wrong; nothing if all is well."""
     rows, limits = scheduler.table.rows, scheduler.limits
-    num_new = sum(not sequence.times.scheduled for sequence in scheduler.line)  # preempted ones come back uninvited
-    if num_new > scheduler.line.max_waiting:
-        yield f"{num_new} sequences wait where {scheduler.line.max_waiting} may"
+    yield from _line_violations(scheduler.line)
     if scheduler.num_reserved > limits.max_rows:
         yield f"{scheduler.num_reserved} rows are reserved of {limits.max_rows}"
     if scheduler.num_reserved != sum(s.max_rows for s in scheduler.running.values()):
@@ -29,6 +28,17 @@ def violations(scheduler: Scheduler) -> Iterator[str]:
         yield "the rows in slots are not the rows of the running sequences"
     for sequence in scheduler.running.values():
         yield from _sequence_violations(sequence)
+
+
+def _line_violations(line: WaitingLine) -> Iterator[str]:
+    # Preempted sequences come back uninvited and do not count against the bounds.
+    new = [sequence for sequence in line if not sequence.times.scheduled]
+    for priority in Priority:
+        of_priority = [sequence for sequence in new if sequence.priority is priority]
+        if len(of_priority) > line.max_waiting:
+            yield f"{len(of_priority)} sequences wait where {line.max_waiting} may"
+        if (num_tokens := sum(map(cost, of_priority))) > line.max_tokens:
+            yield f"{num_tokens} tokens wait where {line.max_tokens} may"
 
 
 def _sequence_violations(sequence: Sequence) -> Iterator[str]:

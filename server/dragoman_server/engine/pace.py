@@ -28,9 +28,15 @@ class Pace:
     """Encoder time per source token."""
     target_ratio: float = 1.0
     """Target tokens per source token, a running mean."""
+    tokens_per_s: float = math.inf
+    """Target tokens of all rows per second and engine while sequences had to wait, a running mean."""
 
-    def observe(self, output: StepOutput) -> None:
-        """Learn from a step."""
+    def observe(self, output: StepOutput, *, is_saturated: bool = False) -> None:
+        """Learn from a step; `is_saturated` says whether others were waiting."""
+        if is_saturated and output.num_rows:
+            rate = output.num_rows / (output.encode_s + output.decode_s)
+            first = math.isinf(self.tokens_per_s)
+            self.tokens_per_s = rate if first else self.tokens_per_s + _RECENT * (rate - self.tokens_per_s)
         if output.num_rows:
             self.step_s = min(self.step_s, output.decode_s)
         if output.num_source_tokens:
@@ -47,7 +53,16 @@ class Pace:
         longest = max(source_lengths)
         return self.encode_token_s * longest + _OPTIMISM * self.expected_tokens(longest) * self.step_s
 
-    def expected_tokens(self, source_length: int) -> float:
+    def wait_seconds(self, num_source_tokens: float, num_engines: int) -> float:
+        """How long it will take to serve what waits; 0 before anything had to.
+
+        Args:
+            num_source_tokens: that are served first, each row of a search counted.
+            num_engines: that serve them.
+        """
+        return self.expected_tokens(num_source_tokens) / (self.tokens_per_s * num_engines)
+
+    def expected_tokens(self, source_length: float) -> float:
         """How long a translation will probably be."""
         return self.target_ratio * source_length
 

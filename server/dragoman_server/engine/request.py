@@ -25,6 +25,10 @@ class FinishReason(enum.Enum):
     """Its caller went away."""
     DEADLINE = "deadline"
     """Its caller's deadline passed."""
+    SHED = "shed"
+    """It gave its place in a full line to a caller that had less in it."""
+    ERROR = "error"
+    """The step that it took part in failed."""
 
 
 class SequenceStatus(enum.Enum):
@@ -257,6 +261,12 @@ class Sequence:
     priority: Priority = Priority.INTERACTIVE
     deadline: float | None = None
     """Moment of `time.monotonic` after which nobody waits for the result; None is never."""
+    caller: str = ""
+    """Who asked for it; callers take turns."""
+    turn: float = 0.0
+    """Its place in line, in virtual time."""
+    error: Exception | None = None
+    """What failed, if its reason is ERROR."""
     streams: bool = False
     """Whether somebody wants to hear of tokens as they become certain."""
     status: SequenceStatus = SequenceStatus.WAITING

@@ -1,21 +1,13 @@
-"""Which sequences wait, which run, and who joins next. Pure policy: no tensors, no clock of its own."""
+"""Which sequences run, in which slots, and who joins next. Pure policy: no tensors, no clock of its own."""
 
 from __future__ import annotations
 
-import heapq
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from dragoman_server.engine.request import FinishReason, Priority, Row, Sequence, SequenceStatus, StepPlan
-
-_MAX_STALE_DEADLINES = 1000
-
-
-class QueueFullError(Exception):
-    """The waiting line is at its bound."""
-
+from dragoman_server.engine.waiting_line import WaitingLine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -27,109 +19,6 @@ class SchedulerLimits:
     """Source tokens encoded between two decode steps; a longer single source is encoded alone."""
     max_bulk_rows: int = 0
     """Rows of bulk work that may go along while interactive work runs; the others pause where they are."""
-
-
-class WaitingLine:
-    """Sequences that wait for rows, first come first served within their priority; shared by all engines of a model.
-
-    Safe to use from any thread.
-    """
-
-    def __init__(self, max_waiting: int) -> None:
-        self.max_waiting = max_waiting
-        self._condition = threading.Condition()
-        self._by_priority: dict[Priority, dict[int, Sequence]] = {priority: {} for priority in Priority}
-        self._deadlines: list[tuple[float, int, Sequence]] = []  # a heap
-        self.loads: list[Callable[[], int]] = []
-        """Of every engine that takes from this line, the rows that it has reserved."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences in line."""
-        return sum(len(line) for line in self._by_priority.values())
-
-    def __iter__(self) -> Iterator[Sequence]:
-        with self._condition:
-            return iter([sequence for line in self._by_priority.values() for sequence in line.values()])
-
-    def add(self, *sequences: Sequence) -> None:
-        """Put sequences in line, all of them or none, and wake as many idle engines as can use it.
-
-        Raises:
-            QueueFullError: the line has no room for all of them.
-        """
-        with self._condition:
-            if self.num_waiting + len(sequences) > self.max_waiting:
-                bound = f"{self.max_waiting} (--max-waiting)"
-                if len(sequences) > self.max_waiting:
-                    raise QueueFullError(f"the call makes {len(sequences)} sequences, more may not wait than {bound}")
-                raise QueueFullError(f"{self.num_waiting} texts are waiting, {len(sequences)} more exceed {bound}")
-            for sequence in sequences:
-                self._by_priority[sequence.priority][sequence.sequence_id] = sequence
-                if sequence.deadline is not None:
-                    heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id, sequence))
-            self._forget_deadlines()
-            self._condition.notify(len(sequences))
-
-    def _forget_deadlines(self) -> None:
-        """Keep the heap from growing with sequences that ended long before their deadlines."""
-        if len(self._deadlines) > 2 * self.num_waiting + _MAX_STALE_DEADLINES:
-            waiting = [sequence for line in self._by_priority.values() for sequence in line.values()]
-            self._deadlines = [(s.deadline, s.sequence_id, s) for s in waiting if s.deadline is not None]
-            heapq.heapify(self._deadlines)
-
-    def put_back(self, sequence: Sequence) -> None:
-        """Put a preempted sequence at the head of its line, whatever the bound."""
-        with self._condition:
-            line = self._by_priority[sequence.priority]
-            others = list(line.items())
-            line.clear()
-            line[sequence.sequence_id] = sequence
-            line.update(others)
-
-    def remove(self, sequence: Sequence) -> bool:
-        """Take a sequence out; False if it is not in line."""
-        with self._condition:
-            return self._by_priority[sequence.priority].pop(sequence.sequence_id, None) is not None
-
-    def take(self, fits: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Take sequences from the head, the more urgent line first, as long as they fit."""
-        taken: list[Sequence] = []
-        with self._condition:
-            for line in self._by_priority.values():
-                while line:
-                    sequence = next(iter(line.values()))
-                    if not fits(sequence):
-                        return taken
-                    taken.append(line.pop(sequence.sequence_id))
-        return taken
-
-    def take_overdue(self, now: float) -> list[Sequence]:
-        """Take out the sequences whose deadline has passed."""
-        overdue: list[Sequence] = []
-        with self._condition:
-            while self._deadlines and self._deadlines[0][0] <= now:
-                _, _, sequence = heapq.heappop(self._deadlines)
-                if self._by_priority[sequence.priority].pop(sequence.sequence_id, None) is not None:
-                    overdue.append(sequence)
-        return overdue
-
-    def fair_share(self) -> int:
-        """Rows that every engine would have if all waiting ones were spread evenly."""
-        with self._condition:
-            waiting = sum(sequence.max_rows for line in self._by_priority.values() for sequence in line.values())
-            engines = max(1, len(self.loads))
-            return -(-(waiting + sum(load() for load in self.loads)) // engines)
-
-    def wait(self, is_needed: Callable[[], bool]) -> None:
-        """Sleep until somebody waits or `is_needed`."""
-        with self._condition:
-            self._condition.wait_for(lambda: self.num_waiting > 0 or is_needed())
-
-    def wake(self) -> None:
-        """Make every sleeper look again."""
-        with self._condition:
-            self._condition.notify_all()
 
 
 @dataclass(slots=True)
@@ -171,14 +60,20 @@ class RowTable:
         self.fork_state(row, parent.slot, slot)
         self._put(row, slot)
 
-    def remove(self, rows: Iterable[Row]) -> None:
-        """Free rows' slots and close the gaps, from the end, so that none of them is moved first."""
-        for row in sorted(rows, key=lambda row: row.slot, reverse=True):
-            self._remove(row)
+    def remove(self, rows: Iterable[Row], *, have_state: bool = True) -> None:
+        """Free rows' slots and close the gaps, from the end, so that none of them is moved first.
 
-    def _remove(self, row: Row) -> None:
+        Args:
+            rows: to be removed.
+            have_state: False if nothing has been put into their slots yet.
+        """
+        for row in sorted(rows, key=lambda row: row.slot, reverse=True):
+            if have_state:
+                self.release(row.slot)
+            self._close(row)
+
+    def _close(self, row: Row) -> None:
         gap = row.slot
-        self.release(gap)
         if gap < self.num_interactive:
             self.num_interactive -= 1
             gap = self._fill(gap, self.num_interactive)
@@ -306,8 +201,7 @@ class Scheduler:
 
     def _make_room(self) -> Iterator[Sequence]:
         """Take bulk sequences off their rows while interactive ones wait; those that lose least work go first."""
-        waiting = sum(s.max_rows for s in self.line if s.priority is Priority.INTERACTIVE)
-        needed = -(-waiting // len(self.line.loads))
+        needed = -(-self.line.num_waiting_rows(Priority.INTERACTIVE) // len(self.line.loads))
         if not needed:
             return
         bulk = [s for s in self.running.values() if s.priority is Priority.BULK]
@@ -322,6 +216,20 @@ class Scheduler:
     def vacate(self, sequence: Sequence) -> None:
         """Free all rows of a running sequence."""
         self.table.remove(self.leave(sequence))
+
+    def fail(self, sequences: Iterable[Sequence], error: Exception, now: float, *, have_state: bool) -> None:
+        """End running sequences that an error has hit.
+
+        Args:
+            sequences: running here.
+            error: what happened.
+            now: of `time.monotonic`.
+            have_state: whether anything is in their slots.
+        """
+        self.table.remove([row for s in sequences for row in self.leave(s)], have_state=have_state)
+        for sequence in sequences:
+            sequence.error = error
+            sequence.finish(FinishReason.ERROR, now)
 
     def leave(self, sequence: Sequence) -> list[Row]:
         """Take a sequence off the running ones; the rows that are to be removed from the table."""
