@@ -151,6 +151,13 @@ class Variant:
     goldens: tuple[Golden, ...]
     tensors: dict[str, tuple[TensorDescription, ...]]
     """Inputs and outputs of each graph, under encoder_inputs, encoder_outputs and so on."""
+    rows: str | None = None
+    """File name of the graph that copies rows between caches; variants for the CPU need none."""
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """File names of all its graphs."""
+        return self.encoder, self.decoder, self.search, *([self.rows] if self.rows else [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +202,10 @@ class BundleManifest:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
 
-def variant_tensors(arch: Architecture, cache_dtype: DType) -> dict[str, tuple[TensorDescription, ...]]:
-    """What `Variant.tensors` must be for an architecture."""
+def variant_tensors(
+    arch: Architecture, cache_dtype: DType, *, has_rows: bool = False
+) -> dict[str, tuple[TensorDescription, ...]]:
+    """What `Variant.tensors` must be for an architecture; `has_rows` if the variant has a rows graph."""
     specs = {
         "encoder_inputs": tensors.encoder_inputs(),
         "encoder_outputs": tensors.encoder_outputs(arch, cache_dtype),
@@ -205,6 +214,9 @@ def variant_tensors(arch: Architecture, cache_dtype: DType) -> dict[str, tuple[T
         "search_inputs": tensors.search_inputs(arch),
         "search_outputs": tensors.search_outputs(),
     }
+    if has_rows:
+        specs["rows_inputs"] = tensors.rows_inputs(arch, cache_dtype)
+        specs["rows_outputs"] = tensors.rows_outputs(arch, cache_dtype)
     return {name: tuple(TensorDescription.of(spec) for spec in group) for name, group in specs.items()}
 
 
@@ -215,9 +227,19 @@ def parse_manifest(text: str, path: Path) -> BundleManifest:
         BundleError: it is not JSON, of an unknown format version, or has unknown, missing or wrong fields.
     """
     try:
-        fields = json.loads(text)
+        return _build_manifest(_parse_json(text, path), path)
+    except RecursionError as error:
+        raise BundleError(path, [f"{MANIFEST} is nested too deeply"]) from error
+
+
+def _parse_json(text: str, path: Path) -> object:
+    try:
+        return json.loads(text)
     except ValueError as error:
         raise BundleError(path, [f"{MANIFEST} is not JSON: {error}"]) from error
+
+
+def _build_manifest(fields: object, path: Path) -> BundleManifest:
     version = fields.get("format_version") if isinstance(fields, dict) else None
     if version != FORMAT_VERSION:
         problem = f"{MANIFEST} has format_version {version!r}; Dragoman reads {FORMAT_VERSION}: export the model again"

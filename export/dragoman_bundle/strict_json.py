@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""A surrogate without its other half: no encoding can write it, no tokenizer can read it."""
 
 
 def read(kind: type[T], value: object, where: str, problems: list[str]) -> T | None:
@@ -59,7 +64,17 @@ def _read_scalar(kind: Any, value: object, where: str, problems: list[str]) -> o
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         problems.append(f"{where} must be a {kind.__name__}, not {_shown(value)}")
         return None
+    if not _is_sound(value):
+        problems.append(f"{where} must be {'text' if kind is str else 'a finite number'}, not {_shown(value)}")
+        return None
     return value
+
+
+def _is_sound(value: str | float) -> bool:
+    """Neither infinite, nor NaN, nor half of a character: Python's JSON reads all of these."""
+    if isinstance(value, str):
+        return _HALF_CHARACTER.search(value) is None
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def _read_tuple(kind: Any, value: object, where: str, problems: list[str]) -> object:

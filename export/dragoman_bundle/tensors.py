@@ -22,6 +22,8 @@ ASKED_IDS: Final = "asked_ids"
 TOP_IDS: Final = "top_ids"
 TOP_LOG_PROBS: Final = "top_log_probs"
 ASKED_LOG_PROBS: Final = "asked_log_probs"
+FROM_LINES: Final = "from_lines"
+TO_LINES: Final = "to_lines"
 
 DType = Literal["float32", "float16", "int32", "int64"]
 Axis = str | int
@@ -69,6 +71,16 @@ def last_cross_value(layer: int) -> str:
 def cross_query(layer: int) -> str:
     """What a decoder layer asks of the source; with the cached keys it gives the attention weights."""
     return f"cross_attention.{layer}.query"
+
+
+def copy_source(index: int) -> str:
+    """Where the rows graph copies lines from, for one of a decoder's keys and values."""
+    return f"source.{index}"
+
+
+def copy_target(index: int, when: str = "before") -> str:
+    """Where it copies them to; the target "after" must be bound to the memory of the one "before"."""
+    return f"target.{index}.{when}"
 
 
 def encoder_inputs() -> list[TensorSpec]:
@@ -134,6 +146,23 @@ def search_outputs() -> list[TensorSpec]:
         TensorSpec(TOP_LOG_PROBS, "float32", ("rows", "count")),
         TensorSpec(ASKED_LOG_PROBS, "float32", ("rows", 1)),
     ]
+
+
+def rows_inputs(arch: Architecture, cache_dtype: DType) -> list[TensorSpec]:
+    """What the rows graph takes: caches as lines, one of [head_dim] per row, head and position; and which go where."""
+    indices = range(2 * arch.decoder_layers)
+    return [
+        TensorSpec(FROM_LINES, "int64", ("lines",)),
+        TensorSpec(TO_LINES, "int64", ("lines", 1)),
+        *(TensorSpec(copy_source(i), cache_dtype, ("source_lines", arch.head_dim)) for i in indices),
+        *(TensorSpec(copy_target(i), cache_dtype, ("target_lines", arch.head_dim)) for i in indices),
+    ]
+
+
+def rows_outputs(arch: Architecture, cache_dtype: DType) -> list[TensorSpec]:
+    """What the rows graph gives: its targets, in place."""
+    axes = ("target_lines", arch.head_dim)
+    return [TensorSpec(copy_target(i, "after"), cache_dtype, axes) for i in range(2 * arch.decoder_layers)]
 
 
 def _caches(arch: Architecture, dtype: DType, when: str) -> Iterator[TensorSpec]:

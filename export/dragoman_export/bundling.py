@@ -19,6 +19,7 @@ from dragoman_bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     BundleManifest,
+    Device,
     DirectionSpec,
     GeneratedLength,
     Golden,
@@ -39,7 +40,7 @@ from dragoman_export.linear import FloatLinear, Int8Linear, LinearStyle
 from dragoman_export.model import Transformer
 from dragoman_export.onnx_steps import OnnxStepModel
 from dragoman_export.options import VariantKind
-from dragoman_export.parity import check_interface, compare
+from dragoman_export.parity import check_interface, check_rows, compare
 from dragoman_export.quantization import calibrate
 from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, UNKNOWN_ID, language_tag
 
@@ -108,7 +109,7 @@ def export_bundle(
 
 def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[Variant, OnnxStepModel]:
     arch = source.model.arch
-    files = {part: f"{part}.{kind}.onnx" for part in ("encoder", "decoder", "search")}
+    files = {part: f"{part}.{kind}.onnx" for part in graph_names(kind.device)}
     files["weights"] = f"weights.{kind}.bin"
     max_positions = max(source.limits.max_source_tokens, source.limits.max_target_tokens)
     graphs = build_graphs(
@@ -120,11 +121,14 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
         files["weights"],
     )
     _write_graphs(graphs, directory, files)
-    step_model = OnnxStepModel(directory, files["encoder"], files["decoder"], files["search"], arch)
+    step_model = OnnxStepModel(
+        directory, files["encoder"], files["decoder"], files["search"], arch, rows=files.get("rows")
+    )
     sources = parity_sources(source)
     limit = _DEFAULT_LENGTH._replace(maximum=source.limits.max_target_tokens)
-    tensors = variant_tensors(arch, kind.dtype)
+    tensors = variant_tensors(arch, kind.dtype, has_rows="rows" in files)
     check_interface(step_model, tensors)
+    check_rows(step_model)
     variant = Variant(
         device=kind.device,
         precision=kind.precision,
@@ -139,6 +143,11 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
     return variant, step_model
 
 
+def graph_names(device: Device) -> list[str]:
+    """The graphs of a variant; caches in the processor's own memory are copied without one."""
+    return ["encoder", "decoder", "search", *(["rows"] if device == "cuda" else [])]
+
+
 def _linear_style(source: Source, kind: VariantKind) -> LinearStyle:
     if kind.precision != "int8":
         return FloatLinear(kind.dtype)
@@ -146,9 +155,9 @@ def _linear_style(source: Source, kind: VariantKind) -> LinearStyle:
 
 
 def _write_graphs(graphs: Graphs, directory: Path, files: dict[str, str]) -> None:
-    onnx.save(graphs.encoder, directory / files["encoder"])
-    onnx.save(graphs.decoder, directory / files["decoder"])
-    onnx.save(graphs.search, directory / files["search"])
+    for name, graph in graphs.named().items():
+        if name in files:
+            onnx.save(graph, directory / files[name])
     graphs.weights.write(directory)
 
 
@@ -306,4 +315,5 @@ def load_step_model(bundle: Bundle, variant: Variant, num_threads: int = 0) -> O
         variant.search,
         manifest.architecture,
         num_threads,
+        variant.rows,
     )

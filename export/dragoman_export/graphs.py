@@ -2,7 +2,8 @@
 
 The encoder runs once per sentence and emits what cross-attention needs of it. The decode step runs once per
 token over rows of different ages: every row has its own past length, and its caches are updated in place. The search
-graph turns logits into candidates; greedy search does without it.
+graph turns logits into candidates; greedy search on a CPU does without it. The rows graph copies rows between caches
+that are not in the processor's own memory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ class Graphs:
     encoder: onnx.ModelProto
     decoder: onnx.ModelProto
     search: onnx.ModelProto
+    rows: onnx.ModelProto
     weights: WeightFile
+
+    def named(self) -> dict[str, onnx.ModelProto]:
+        """The graphs under their names in a manifest."""
+        return {"encoder": self.encoder, "decoder": self.decoder, "search": self.search, "rows": self.rows}
 
 
 def build_graphs(
@@ -65,7 +71,8 @@ def build_graphs(
     file = WeightFile(weight_file)
     encoder = _EncoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("encoder", file)).build()
     decoder = _DecoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("decode_step", file)).build()
-    return Graphs(encoder, decoder, _search_graph(arch, GraphBuilder("search", file)), file)
+    search = _search_graph(arch, GraphBuilder("search", file))
+    return Graphs(encoder, decoder, search, _rows_graph(arch, dtype, GraphBuilder("rows", file)), file)
 
 
 def _search_graph(arch: Architecture, builder: GraphBuilder) -> onnx.ModelProto:
@@ -104,6 +111,19 @@ def _top(builder: GraphBuilder, values: str, size: int) -> None:
     which = builder.op("GatherElements", chosen, builder.op("Div", places, integer(block)), axis=1)
     start = builder.op("Mul", which, integer(block))
     builder.node("Add", start, builder.op("Mod", places, integer(block)), outputs=[outputs[1]])
+
+
+def _rows_graph(arch: Architecture, dtype: DType, builder: GraphBuilder) -> onnx.ModelProto:
+    """target[to_lines] = source[from_lines], for all of a decoder's keys and values.
+
+    Lines are read before any is written, so that source and target may be the same memory in another layout. ScatterND
+    on CUDA has one thread per index: with whole rows as units one thread would copy a row.
+    """
+    for i in range(2 * arch.decoder_layers):
+        lines = builder.op("Gather", tensors.copy_source(i), tensors.FROM_LINES)
+        outputs = [tensors.copy_target(i, "after")]
+        builder.node("ScatterND", tensors.copy_target(i), tensors.TO_LINES, lines, outputs=outputs)
+    return builder.model(tensors.rows_inputs(arch, dtype), tensors.rows_outputs(arch, dtype))
 
 
 @dataclass(slots=True)
@@ -191,9 +211,10 @@ class _TransformerGraph:
     def _add_and_normalise(self, residual: str, sublayer: str, norm: str) -> tuple[str, str]:
         parameters = self._norm_parameters(norm)
         if self.dtype == "float16":
+            outputs = [f"{norm}.normalised", "", "", f"{norm}.sum"]  # the two between CUDA does not compute
             normalised, _, _, total = self.builder.node(
                 "SkipLayerNormalization", residual, sublayer, *parameters,
-                name=norm, outputs=4, domain=MICROSOFT, epsilon=_LAYER_NORM_EPSILON,
+                name=norm, outputs=outputs, domain=MICROSOFT, epsilon=_LAYER_NORM_EPSILON,
             )  # fmt: skip
             return total, normalised
         # On the CPU the fused operator computes number by number: it takes 4 to 6 times as long as these two.
@@ -220,6 +241,7 @@ class _EncoderGraph(_TransformerGraph):
         scalar = self.builder.op("Reshape", length, self.builder.tensor("int64[]", np.empty(0, np.int64)))
         self.total = self.builder.op("Cast", scalar, to=onnx.TensorProto.INT32)
         positions = self.builder.op("Slice", self.positions(), self.integers(0), length, self.integers(0))
+        self.padding = self._padding(length) if self.dtype == "float16" else ()
         x = self.embed(tensors.INPUT_IDS, "source_embedding", positions)
         stream = self.enter(x, "encoder.0.self_attention_residual.norm")
         for i in range(arch.encoder_layers):
@@ -228,13 +250,28 @@ class _EncoderGraph(_TransformerGraph):
             self._cross_memory(stream.entrance, i)
         return self.builder.model(tensors.encoder_inputs(), tensors.encoder_outputs(arch, self.dtype))
 
+    def _padding(self, length: str) -> tuple[str, ...]:
+        """GroupQueryAttention's last inputs: a bias [batch, 1, src_len, src_len] that hides every row's padding.
+
+        The lengths that it is given as well are not enough. Kernels for CUDA that know only causal prompts pad them, as
+        no position sees those after it there.
+        """
+        places = self.builder.tensor("int32(places)", np.arange(self.max_positions, dtype=np.int32))
+        zeros = self.constant("zeros", np.zeros((self.max_positions, 1)))
+        cut = (self.integers(0), length, self.integers(0))
+        lengths = self.builder.op("Unsqueeze", tensors.SOURCE_LENGTHS, self.integers(1, 2, 3))
+        is_real = self.builder.op("Less", self.builder.op("Slice", places, *cut), lengths, name="is_real")
+        nowhere = self.constant("nowhere", -1e4)  # its exponential is 0, and it is far from overflow
+        bias = self.builder.op("Where", is_real, self.builder.op("Slice", zeros, *cut), nowhere, name="padding_bias")
+        return "", "", "", bias
+
     def _layer(self, stream: _Stream, index: int) -> _Stream:
         layer = f"encoder.{index}"
         is_last = index + 1 == self.arch.encoder_layers
         following = "encoder_norm" if is_last else f"encoder.{index + 1}.self_attention_residual.norm"
         projected = self.linear(stream.entrance, f"{layer}.self_attention.query", f"{layer}.self_attention.key_value")
         context, _, _ = self.builder.node(
-            "GroupQueryAttention", projected, "", "", "", "", self.last, self.total,
+            "GroupQueryAttention", projected, "", "", "", "", self.last, self.total, *self.padding,
             name=f"{layer}.self_attention", outputs=3, domain=MICROSOFT,
             num_heads=self.arch.num_heads, kv_num_heads=self.arch.num_heads, causal=0,
         )  # fmt: skip

@@ -17,6 +17,7 @@ import onnxruntime
 
 from dragoman_bundle import tensors
 from dragoman_bundle.architecture import Architecture
+from dragoman_bundle.runtime import session_config
 from dragoman_export.batching import Ids
 from dragoman_export.decoding import Logits, Rows
 from dragoman_export.tokenization import PADDING_ID
@@ -37,7 +38,7 @@ class OnnxState:
 
 
 class OnnxStepModel:
-    """A pair of graphs on ONNX Runtime.
+    """A variant's graphs on ONNX Runtime, on the CPU whatever device they are for.
 
     Args:
         directory: where the graphs are.
@@ -46,6 +47,7 @@ class OnnxStepModel:
         search: file name of the search graph.
         arch: of the model.
         num_threads: of each graph; 0 lets ONNX Runtime choose.
+        rows: file name of the rows graph; None if the variant needs none.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class OnnxStepModel:
         search: str,
         arch: Architecture,
         num_threads: int = 0,
+        rows: str | None = None,
     ) -> None:
         self.encoder = open_session(directory / encoder, num_threads)
         self.decoder = open_session(directory / decoder, num_threads)
         self.search = open_session(directory / search, num_threads)
+        self.rows = open_session(directory / rows, num_threads) if rows else None
         self._arch = arch
 
     def start(self, sources: Sequence[Ids]) -> OnnxState:
@@ -131,5 +135,6 @@ def open_session(path: Path, num_threads: int = 0) -> onnxruntime.InferenceSessi
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    options.add_session_config_entry("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
+    for key, value in session_config("cpu").items():
+        options.add_session_config_entry(key, value)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

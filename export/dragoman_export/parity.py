@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime
 
+from dragoman_bundle import tensors
 from dragoman_bundle.manifest import ParityReport, Precision, TensorDescription
 from dragoman_export.batching import Ids
 from dragoman_export.decoding import LengthLimit, Logits, StepModel, greedy_search
@@ -58,11 +59,45 @@ def check_interface(model: OnnxStepModel, expected: Mapping[str, Sequence[Tensor
     """
     problems = [
         problem
-        for graph, session in (("encoder", model.encoder), ("decoder", model.decoder), ("search", model.search))
+        for graph, session in _sessions(model)
         for problem in _interface_problems(graph, session, expected[f"{graph}_inputs"], expected[f"{graph}_outputs"])
     ]
     if problems:
         raise ParityError("the graphs have other tensors than the manifest:\n" + "\n".join(f"- {p}" for p in problems))
+
+
+def _sessions(model: OnnxStepModel) -> Iterator[tuple[str, onnxruntime.InferenceSession]]:
+    yield from (("encoder", model.encoder), ("decoder", model.decoder), ("search", model.search))
+    if model.rows is not None:
+        yield "rows", model.rows
+
+
+def check_rows(model: OnnxStepModel) -> None:
+    """Copy random lines within each of a few tensors, in place as the server does.
+
+    Raises:
+        ParityError: something else is in them then.
+    """
+    if model.rows is None:
+        return
+    rng = np.random.default_rng(0)
+    names = [output.name for output in model.rows.get_outputs()]
+    dim, dtype = model.rows.get_outputs()[0].shape[1], model.rows.get_outputs()[0].type
+    arrays = [rng.normal(size=(60, dim)).astype(np.float16 if "float16" in dtype else np.float32) for _ in names]
+    sources, targets = rng.permutation(60)[:20], rng.permutation(60)[:20]
+    expected = [array.copy() for array in arrays]
+    binding = model.rows.io_binding()
+    binding.bind_cpu_input(tensors.FROM_LINES, sources)
+    binding.bind_cpu_input(tensors.TO_LINES, targets[:, None])
+    for i, (array, copy) in enumerate(zip(arrays, expected, strict=True)):
+        copy[targets] = copy[sources]
+        place = ("cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        binding.bind_input(tensors.copy_source(i), *place)
+        binding.bind_input(tensors.copy_target(i), *place)
+        binding.bind_output(tensors.copy_target(i, "after"), *place)
+    model.rows.run_with_iobinding(binding)
+    if wrong := [i for i, (a, b) in enumerate(zip(arrays, expected, strict=True)) if not np.array_equal(a, b)]:
+        raise ParityError(f"the rows graph does not copy the lines of tensors {wrong} as it should")
 
 
 def _interface_problems(

@@ -18,7 +18,7 @@ from dragoman_export.errors import CheckpointError
 from dragoman_export.evaluation import encode_source
 from dragoman_export.onnx_steps import OnnxStepModel
 from dragoman_export.options import VariantKind
-from dragoman_export.parity import check_interface, compare
+from dragoman_export.parity import check_interface, check_rows, compare
 from dragoman_export.restoring import restore_source
 
 
@@ -48,6 +48,7 @@ def _variant_problems(bundle: Bundle, variant: Variant) -> list[str]:
     source = restore_source(bundle, variant)
     step_model = load_step_model(bundle, variant)
     check_interface(step_model, variant.tensors)
+    check_rows(step_model)
     length = bundle.manifest.generated_length
     limit = LengthLimit(length.factor, length.extra, bundle.manifest.limits.max_target_tokens)
     sources = parity_sources(source)

@@ -17,6 +17,7 @@ from dragoman_bundle import tensors
 from dragoman_bundle.architecture import Architecture
 from dragoman_bundle.bundle import Bundle, digest, load_bundle
 from dragoman_bundle.manifest import MANIFEST, BundleError, parse_manifest, variant_tensors
+from dragoman_bundle.tensors import DType
 from dragoman_export.batching import Ids
 from dragoman_export.bundling import load_step_model, model_weights
 from dragoman_export.checkpoint import load_model
@@ -25,7 +26,7 @@ from dragoman_export.errors import ParityError
 from dragoman_export.graphs import build_graphs
 from dragoman_export.linear import FloatLinear, quantise_weight
 from dragoman_export.model import Transformer
-from dragoman_export.onnx_steps import OnnxStepModel
+from dragoman_export.onnx_steps import OnnxStepModel, open_session
 from dragoman_export.parity import check_interface, compare
 from dragoman_export.restoring import restore_model
 from dragoman_export.runs import open_run
@@ -34,17 +35,18 @@ from dragoman_export.verification import quantize_bundle, verify_bundle
 LIMIT = LengthLimit(maximum=20)
 
 
-def build(arch: Architecture, directory: Path, seed: int = 0) -> tuple[Transformer, OnnxStepModel]:
-    """A random model, and its fp32 graphs."""
+def build(
+    arch: Architecture, directory: Path, seed: int = 0, dtype: DType = "float32"
+) -> tuple[Transformer, OnnxStepModel]:
+    """A random model, and its graphs in floating point."""
     torch.manual_seed(seed)
     model = Transformer(arch).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    graphs = build_graphs(arch, model_weights(model), FloatLinear("float32"), "float32", 64, "weights.bin")
-    onnx.save(graphs.encoder, directory / "encoder.onnx")
-    onnx.save(graphs.decoder, directory / "decoder.onnx")
-    onnx.save(graphs.search, directory / "search.onnx")
+    graphs = build_graphs(arch, model_weights(model), FloatLinear(dtype), dtype, 64, "weights.bin")
+    for name, graph in graphs.named().items():
+        onnx.save(graph, directory / f"{name}.onnx")
     graphs.weights.write(directory)
     return model, OnnxStepModel(directory, "encoder.onnx", "decoder.onnx", "search.onnx", arch)
 
@@ -238,6 +240,76 @@ def test_a_graph_with_another_output_fails_verification(copy: Path, reversal_bun
         verify_bundle(copy, lambda _: None)
     assert "output logits is missing" in str(caught.value)
     assert "output surprise is unexpected" in str(caught.value)
+
+
+def test_only_variants_for_cuda_have_a_graph_that_copies_rows(reversal_bundle: Bundle) -> None:
+    assert {(v.device, v.rows) for v in reversal_bundle.manifest.variants} == {
+        ("cpu", None),
+        ("cuda", "rows.cuda-fp16.onnx"),
+    }
+
+
+def test_a_manifest_from_before_there_were_such_graphs_is_read(copy: Path) -> None:
+    fields = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
+    for variant in fields["variants"]:
+        if variant.pop("rows") is not None:
+            del variant["tensors"]["rows_inputs"], variant["tensors"]["rows_outputs"]
+    (copy / MANIFEST).write_text(json.dumps(fields), encoding="utf-8")
+    assert all(variant.rows is None for variant in load_bundle(copy).manifest.variants)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ("absent.onnx", "file absent.onnx has no digest"),
+        (None, "variant cuda-fp16 has tensors that are not those of its architecture"),
+        (7, r"manifest.variants\[2\].rows must be a str, not 7"),
+    ],
+)
+def test_a_wrong_rows_graph_is_refused(rows: object, problem: str, copy: Path) -> None:
+    fields = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
+    fields["variants"][2]["rows"] = rows
+    (copy / MANIFEST).write_text(json.dumps(fields), encoding="utf-8")
+    with pytest.raises(BundleError, match=problem):
+        load_bundle(copy)
+
+
+def test_a_graph_that_copies_other_lines_fails_verification(copy: Path, reversal_bundle: Bundle) -> None:
+    graph = onnx.load(copy / "rows.cuda-fp16.onnx")
+    copied = [node for node in graph.graph.node if node.op_type == "Gather"]
+    copied[0].input[0], copied[1].input[0] = copied[1].input[0], copied[0].input[0]
+    onnx.save(graph, copy / "rows.cuda-fp16.onnx")
+    resign(copy, reversal_bundle)
+    with pytest.raises(BundleError, match=r"cuda-fp16: the rows graph does not copy the lines of tensors \[0, 1\]"):
+        verify_bundle(copy, lambda _: None)
+
+
+def test_padding_stays_hidden_from_kernels_that_pad_the_lengths(tmp_path: Path) -> None:
+    """As CUDA's do with a prompt, which they take an encoder's input for."""
+    arch = Architecture(vocab_size=100, d_model=32, num_heads=4, d_ff=48, encoder_layers=2, decoder_layers=1)
+    build(arch, tmp_path, dtype="float16")
+    graph = onnx.load(tmp_path / "encoder.onnx", load_external_data=False)
+    [attention, _] = [node for node in graph.graph.node if node.op_type == "GroupQueryAttention"]
+    lengths, total = attention.input[5], attention.input[6]
+    padded = [
+        onnx.helper.make_node("Sub", [lengths, lengths], ["nothing"]),
+        onnx.helper.make_node("Sub", [total, "int32(1)"], ["last_position"]),
+        onnx.helper.make_node("Add", ["nothing", "last_position"], ["padded_lengths"]),
+    ]
+    nodes = [*graph.graph.node]
+    for node in nodes:
+        if node.op_type == "GroupQueryAttention":
+            node.input[5] = "padded_lengths"
+    del graph.graph.node[:]
+    place = nodes.index(attention)
+    graph.graph.node.extend([*nodes[:place], *padded, *nodes[place:]])
+    onnx.save(graph, tmp_path / "padded.onnx")
+    ids = np.random.default_rng(0).integers(4, 100, (3, 9))
+    feeds = {tensors.INPUT_IDS: ids, tensors.SOURCE_LENGTHS: np.array([3, 9, 1], np.int32)}
+    expected, found = (open_session(tmp_path / name).run(None, feeds) for name in ("encoder.onnx", "padded.onnx"))
+    for a, b in zip(expected, found, strict=True):
+        for row, length in enumerate((3, 9, 1)):
+            np.testing.assert_allclose(a[row, :, :length], b[row, :, :length], atol=2e-3)
 
 
 def resign(path: Path, original: Bundle) -> None:

@@ -29,8 +29,8 @@ from dragoman_server.engine.request import (
     Search,
 )
 from dragoman_server.engine.scheduler import SchedulerLimits
-from dragoman_server.engine.waiting_line import WaitingLine
 from dragoman_server.engine.search import draw
+from dragoman_server.engine.waiting_line import WaitingLine
 from tests.bare_model import open_graphs, write_graphs
 from tests.doubles import END, START, log_softmax, make_sequence
 from tests.witnesses import to_transformers

@@ -66,6 +66,13 @@ class KVCache:
     def _position_bytes(self) -> int:
         return self._arch.num_heads * self._arch.head_dim * self._dtype.itemsize
 
+    @staticmethod
+    def slot_bytes(arch: Architecture, dtype: DType, max_target_tokens: int, max_source_tokens: int) -> int:
+        """Memory that one slot takes."""
+        position = arch.num_heads * arch.head_dim * np.dtype(dtype).itemsize
+        positions = max_target_tokens + _whole_pages(max_source_tokens, position) + 1
+        return 2 * arch.decoder_layers * positions * position
+
     @property
     def num_bytes(self) -> int:
         """Memory reserved; pages that no row has reached yet are not resident."""

@@ -1,4 +1,4 @@
-"""Runs a bundle's graphs: the only file, with the caches, that knows ONNX Runtime."""
+"""What the engine needs of a model, and how that runs on the processor; `device_runner` is for GPUs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import onnxruntime
 
 from dragoman_bundle import tensors
 from dragoman_bundle.bundle import Bundle
-from dragoman_bundle.manifest import BundleError, SpecialIds, Variant
+from dragoman_bundle.manifest import SpecialIds, Variant
 from dragoman_server.engine.kv_cache import KVCache
 from dragoman_server.engine.request import Row, Sequence
+from dragoman_server.engine.sessions import open_session
 
 Array = npt.NDArray[Any]
 
@@ -41,7 +42,10 @@ class ModelRunner(Protocol):
         """float32 [max_rows, vocab_size], by slot; may be changed before a token is chosen."""
 
     def encode(self, newcomers: Seq[Sequence]) -> int:
-        """Encode sequences whose only row has just been given its slot; how many positions of padding that took."""
+        """Encode sequences whose only row has just been given its slot; how many positions of padding that took.
+
+        If it raises, no slot has been given anything.
+        """
 
     def decode_step(self, rows: Seq[Row]) -> None:
         """Decode rows by one token; row i is in slot i."""
@@ -77,9 +81,9 @@ class OnnxModel:
     def __init__(self, bundle: Bundle, variant: Variant, num_threads: int) -> None:
         self.manifest = bundle.manifest
         self.variant = variant
-        self.encoder = _open(bundle, variant.encoder, num_threads)
-        self.decoder = _open(bundle, variant.decoder, num_threads)
-        self.search = _open(bundle, variant.search, num_threads)
+        self.encoder = open_session(bundle, variant.encoder, num_threads)
+        self.decoder = open_session(bundle, variant.decoder, num_threads)
+        self.search = open_session(bundle, variant.search, num_threads)
         self.encoder_outputs = [output.name for output in self.encoder.get_outputs()]
 
 
@@ -115,9 +119,21 @@ class OnnxModelRunner:
 
     def encode(self, newcomers: Seq[Sequence]) -> int:
         """See `ModelRunner`."""
-        return sum(self._encode(group) for group in _of_similar_length(newcomers))
+        groups = [(group, *self._encode(group)) for group in of_similar_length(newcomers)]
+        stored: list[int] = []
+        try:
+            for group, encoded, _ in groups:
+                for row, sequence in enumerate(group):
+                    self.cache.store_source(sequence.rows[0].slot, encoded, row, len(sequence.source_ids))
+                    stored.append(sequence.rows[0].slot)
+        except BaseException:
+            for slot in stored:
+                self.cache.release(slot)
+            raise
+        return sum(num_padding for _, _, num_padding in groups)
 
-    def _encode(self, group: Seq[Sequence]) -> int:
+    def _encode(self, group: Seq[Sequence]) -> tuple[dict[str, Array], int]:
+        """The encoder's outputs by name for sources encoded together, and the padding that took."""
         lengths = np.array([len(sequence.source_ids) for sequence in group], np.int32)
         padded = np.full((len(group), lengths.max()), self._ids.padding, np.int64)
         for row, sequence in zip(padded, group, strict=True):
@@ -125,9 +141,7 @@ class OnnxModelRunner:
         names = self._model.encoder_outputs
         feeds = {tensors.INPUT_IDS: padded, tensors.SOURCE_LENGTHS: lengths}
         encoded = dict(zip(names, self._model.encoder.run(names, feeds), strict=True))
-        for row, sequence in enumerate(group):
-            self.cache.store_source(sequence.rows[0].slot, encoded, row, len(sequence.source_ids))
-        return padded.size - int(lengths.sum())
+        return encoded, padded.size - int(lengths.sum())
 
     def decode_step(self, rows: Seq[Row]) -> None:
         """See `ModelRunner`."""
@@ -161,13 +175,8 @@ class OnnxModelRunner:
     def attention(self, row: Row) -> Array:
         """See `ModelRunner`; the mean over the heads of the model's alignment layer."""
         layer = self._alignment_layer
-        keys = self.cache.cross_keys(layer, row.slot, len(row.sequence.source_ids)).astype(np.float32)
-        heads, _, dim = keys.shape
-        query = self._queries[tensors.cross_query(layer)][row.slot].reshape(heads, dim).astype(np.float32)
-        scores = np.einsum("hd,hsd->hs", query, keys) / np.sqrt(np.float32(dim))
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        mean: Array = (weights / weights.sum(1, keepdims=True)).mean(0)
-        return mean
+        keys = self.cache.cross_keys(layer, row.slot, len(row.sequence.source_ids))
+        return mean_attention(self._queries[tensors.cross_query(layer)][row.slot], keys)
 
     def fork(self, row: Row, source: int, target: int) -> None:
         """See `ModelRunner`."""
@@ -209,7 +218,20 @@ class OnnxModelRunner:
         return binding
 
 
-def _of_similar_length(sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
+def mean_attention(query: Array, keys: Array) -> Array:
+    """Attention weights [src_len] of a query [1, num_heads * head_dim] over keys [num_heads, src_len, head_dim].
+
+    The mean over the heads, in float32.
+    """
+    heads, _, dim = keys.shape
+    keys, query = keys.astype(np.float32), query.reshape(heads, dim).astype(np.float32)
+    scores = np.einsum("hd,hsd->hs", query, keys) / np.sqrt(np.float32(dim))
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    mean: Array = (weights / weights.sum(1, keepdims=True)).mean(0)
+    return mean
+
+
+def of_similar_length(sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
     """Groups to be encoded together: one more run of the graph costs less than to pad a short source to a long one."""
     group: list[Sequence] = []
     for sequence in sorted(sequences, key=lambda sequence: len(sequence.source_ids)):
@@ -218,17 +240,3 @@ def _of_similar_length(sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
             group = []
         group.append(sequence)
     yield group
-
-
-def _open(bundle: Bundle, graph: str, num_threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.log_severity_level = 3
-    # It would fuse what the exporter has left apart on purpose: the fused operator is several times slower on a CPU.
-    options.add_session_config_entry("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
-    # A thread that spins for long takes the processor from the other graphs' threads.
-    options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
-    try:
-        return onnxruntime.InferenceSession(str(bundle.file(graph)), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's errors have no base class of their own
-        raise BundleError(bundle.path, [f"ONNX Runtime cannot load {graph}: {error}"]) from error
