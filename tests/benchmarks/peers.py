@@ -1,4 +1,4 @@
-"""The same weights in the peers' formats."""
+"""The same weights as CTranslate2 loads them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from ctranslate2.specs import common_spec, transformer_spec
 
 from dragoman_export.bundling import model_weights
 from dragoman_export.model import Transformer, sinusoidal_positions
-from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, UNKNOWN_ID
-
-SPECIAL = {PADDING_ID: "<pad>", UNKNOWN_ID: "<unk>", START_ID: "<s>", END_ID: "</s>"}
-
-
-def token(index: int) -> str:
-    """How a token id is called in a converted vocabulary."""
-    return SPECIAL.get(index, f"t{index}")
+from dragoman_export.tokenization import START_ID
+from tests.benchmarks.stored import token
 
 
-def to_ctranslate2(model: Transformer, directory: Path, max_positions: int) -> None:
-    """Write a model as CTranslate2 loads it, in fp32; the compute type is chosen when it is loaded."""
-    arch, weights = model.arch, model_weights(model)
+def to_ctranslate2(model: Transformer, directory: Path, max_positions: int, quantization: str | None = None) -> None:
+    """Write a model for CTranslate2.
+
+    Args:
+        model: to write.
+        directory: that will hold it.
+        max_positions: of a source or target.
+        quantization: as CTranslate2 calls it; None stores fp32.
+    """
+    arch = model.arch
+    weights = {name: array.copy() for name, array in model_weights(model).items()}  # quantising works in place
     spec = transformer_spec.TransformerSpec.from_config(
         (arch.encoder_layers, arch.decoder_layers),
         arch.num_heads,
@@ -52,9 +54,9 @@ def to_ctranslate2(model: Transformer, directory: Path, max_positions: int) -> N
     spec.register_source_vocabulary(vocabulary)
     spec.register_target_vocabulary(vocabulary)
     spec.config.add_source_bos = spec.config.add_source_eos = False
-    spec.config.decoder_start_token = SPECIAL[START_ID]
+    spec.config.decoder_start_token = token(START_ID)
     spec.validate()
-    spec.optimize(quantization=None)
+    spec.optimize(quantization=quantization)
     directory.mkdir(parents=True, exist_ok=True)
     spec.save(str(directory))
 

@@ -1,16 +1,20 @@
 """`make soak`: many mixed requests through the bundled model; memory must stay where it is.
 
-Writes soak.csv beside this file (requests, resident MiB) and fails if memory grew after the first tenth.
+Writes soak.json beside this file, and soak.png where there is matplotlib; fails if memory grew after the first tenth.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
+import json
 import os
 import random
 import sys
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dragoman_bundle.bundle import Samples
@@ -26,9 +30,11 @@ from dragoman_server.engine.request import (
 )
 from dragoman_server.model import ServedModel
 from dragoman_server.settings import ServerSettings
+from tests.benchmarks.results import current_commit
 from tests.readme import bundled_models
 
-RESULTS = Path(__file__).with_name("soak.csv")
+RESULTS = Path(__file__).with_name("soak.json")
+PLOT = RESULTS.with_suffix(".png")
 _CONCURRENCY = 200
 _WARM_REQUESTS = 3000
 """Until then, caches reach their pages for the first time."""
@@ -60,13 +66,17 @@ def random_options(rng: random.Random) -> DecodingOptions:
     )
 
 
+def _nobody(*_: object) -> None:
+    """Observes the engines."""
+
+
 class Soak:
     """A model, and requests of all kinds for it."""
 
     def __init__(self, num_requests: int) -> None:
         [bundle] = bundled_models()
         settings = ServerSettings.model_validate({}).engine_settings(1)
-        self.model = ServedModel("1", bundle, bundle.manifest.variants[0], settings, lambda _name, _instance: None)
+        self.model = ServedModel("1", bundle, bundle.manifest.variants[0], settings, _nobody)
         pairs = Samples.load(bundle.file(bundle.manifest.samples)).parity
         direction = bundle.manifest.directions[0]
         self.sources = [self.model.source_ids(text, direction) for text, _ in pairs]
@@ -106,6 +116,31 @@ class Soak:
         self.reasons[reason.value] = self.reasons.get(reason.value, 0) + 1
 
 
+def report(soak: Soak, seconds: float) -> None:
+    """Print it, write it, draw it."""
+    print(f"{soak.num_done} requests in {seconds:.0f} s: {soak.reasons}")
+    fields = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": current_commit(),
+        "requests": soak.num_done,
+        "seconds": round(seconds),
+        "finished": soak.reasons,
+        "requests and resident MiB": [[count, round(mib, 1)] for count, mib in soak.memory],
+    }
+    RESULTS.write_text(json.dumps(fields) + "\n", encoding="utf-8")
+    if importlib.util.find_spec("matplotlib"):
+        plot(soak.memory)
+
+
+def plot(memory: Sequence[tuple[int, float]]) -> None:
+    """Draw resident memory over requests. Imported only now, since it would take memory itself."""
+    importlib.import_module("matplotlib").use("Agg")
+    figure, axes = importlib.import_module("matplotlib.pyplot").subplots(figsize=(6, 3), layout="constrained")
+    axes.plot(*zip(*memory, strict=True))
+    axes.set(xlabel="requests", ylabel="resident MiB", ylim=(0, None))
+    figure.savefig(PLOT, dpi=100)
+
+
 def main() -> None:
     """Run, report, judge."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,12 +148,10 @@ def main() -> None:
     soak = Soak(parser.parse_args().requests)
     begun = time.monotonic()
     asyncio.run(soak.run())
-    lines = [f"{count},{mib:.1f}" for count, mib in soak.memory]
-    RESULTS.write_text("\n".join(["requests,resident_mib", *lines]) + "\n", encoding="utf-8")
+    report(soak, time.monotonic() - begun)
     warm = max(soak.num_requests // 10, _WARM_REQUESTS)
     early = max(mib for count, mib in soak.memory if count <= warm)
     last = max(mib for _, mib in soak.memory)
-    print(f"{soak.num_done} requests in {time.monotonic() - begun:.0f} s: {soak.reasons}")
     print(f"resident: {early:.0f} MiB after {warm} requests, {last:.0f} MiB at most")
     if last > early + _GROWTH_MIB:
         sys.exit(f"memory grew by {last - early:.0f} MiB")
