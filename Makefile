@@ -14,7 +14,7 @@ setup: $(VENV)/.installed  ## Install everything into .venv
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server,export,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server,export,load,tracing,dev]'
 	touch $@
 
 demo: $(VENV)/.demo  ## Start the server with the bundled model and print translations
@@ -36,11 +36,12 @@ lint: setup  ## ruff, mypy strict, import-linter, stubs up to date
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.check_stubs
 
-bench: setup  ## Measure against CTranslate2 and transformers; writes tests/benchmarks/results.json
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server,export,dev,bench]'
+bench: setup  ## Measure against CTranslate2, transformers and optimum; writes tests/benchmarks/results.json
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,server,export,load,tracing,dev,bench]'
 	$(BIN)/python -m tests.benchmarks
 
-soak: setup  ## A million mixed requests; memory must not grow (hours)
+soak: setup  ## Chaos over 20,000 requests, then a million mixed ones; memory must not grow (hours)
+	$(BIN)/python -m tests.chaos --requests 20000
 	$(BIN)/python -m tests.benchmarks.soak
 
 protos: setup  ## Regenerate the committed stubs from the .proto files

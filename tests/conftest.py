@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman_bundle.bundle import Bundle, load_bundle
-from dragoman_bundle.manifest import Limits
-from dragoman_export.commands import export_run
-from dragoman_export.options import VARIANT_KINDS
-from tests.reversal import train_reversal
+from tests.reversal import export_reversal, train_reversal
 
 REPOSITORY_ROOT = Path(__file__).parent.parent
 
@@ -24,11 +21,7 @@ def reversal_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reversal_models(reversal_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with the toy model, in fp32, int8 and fp16."""
-    models = tmp_path_factory.mktemp("models")
-    kinds = [VARIANT_KINDS[name] for name in ("cpu-fp32", "cpu-int8", "cuda-fp16")]
-    limits = Limits(max_source_tokens=64, max_target_tokens=64)
-    export_run(reversal_run, models / "reversal" / "1", "reversal", kinds, limits, [], lambda _: None)
-    return models
+    return export_reversal(reversal_run, tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

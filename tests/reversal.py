@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 
 from dragoman_bundle.architecture import PRESETS
+from dragoman_bundle.manifest import Limits
+from dragoman_export.commands import export_run
 from dragoman_export.corpus import Corpus, Direction
 from dragoman_export.distributed import Process
-from dragoman_export.options import RunOptions, TrainingOptions
+from dragoman_export.options import VARIANT_KINDS, RunOptions, TrainingOptions
 from dragoman_export.runs import train
 
 DIRECTION = Direction("fwd", "rev")
@@ -57,3 +59,11 @@ def train_reversal(directory: Path, max_steps: int = 1400) -> Path:
     )
     train(run, options, Process())
     return run.directory
+
+
+def export_reversal(run: Path, models: Path) -> Path:
+    """A model repository with the toy model, in fp32, int8 and fp16."""
+    kinds = [VARIANT_KINDS[name] for name in ("cpu-fp32", "cpu-int8", "cuda-fp16")]
+    limits = Limits(max_source_tokens=64, max_target_tokens=64)
+    export_run(run, models / "reversal" / "1", "reversal", kinds, limits, [], lambda _: None)
+    return models

@@ -9,13 +9,20 @@
 """
 
 from dragoman_client.aio import AsyncClient
+from dragoman_client.credentials import CredentialsError
 from dragoman_client.errors import (
     DeadlineExceededError,
+    DeadlineUnreachableError,
     DragomanError,
+    ErrorFacts,
+    FailedPreconditionError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
+    PermissionDeniedError,
+    RateLimitedError,
     ServerError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from dragoman_client.sync import Client
@@ -38,14 +45,20 @@ __all__ = [
     "AsyncClient",
     "BeamSearch",
     "Client",
+    "CredentialsError",
     "DeadlineExceededError",
+    "DeadlineUnreachableError",
     "DecodingOptions",
     "DragomanError",
+    "ErrorFacts",
+    "FailedPreconditionError",
     "Hypothesis",
     "InvalidRequestError",
     "ModelDescription",
     "NotFoundError",
     "OverloadedError",
+    "PermissionDeniedError",
+    "RateLimitedError",
     "Sampling",
     "Segment",
     "ServerError",
@@ -53,5 +66,6 @@ __all__ = [
     "Timings",
     "Token",
     "Translation",
+    "UnauthenticatedError",
     "UnavailableError",
 ]

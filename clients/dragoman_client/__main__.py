@@ -13,9 +13,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeRemainingColumn
 
+from dragoman_client import admin_commands
 from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient
+from dragoman_client.credentials import CredentialsError, Security
 from dragoman_client.errors import DragomanError
 from dragoman_client.lines import LineOptions, LineTranslator
+from dragoman_client.security_options import secured
 from dragoman_client.types import BeamSearch, DecodingOptions, ModelDescription
 
 app = typer.Typer(
@@ -25,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Translate with a Dragoman server.",
 )
+app.add_typer(admin_commands.app, name="admin")
 _Server = Annotated[str, typer.Option(envvar="DRAGOMAN_SERVER", help="HOST:PORT of the server.")]
 _Timeout = Annotated[float, typer.Option(help="Of each call, in seconds.", min=0.001)]
 _Text = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts. Without: --input, or stdin.")]
@@ -37,6 +41,7 @@ class InputError(Exception):
 
 
 @app.command()
+@secured
 def translate(
     source: Annotated[str, typer.Option(help="Language of the text, such as zh.")],
     target: Annotated[str, typer.Option(help="Language to translate into, such as en.")],
@@ -45,7 +50,7 @@ def translate(
     input: _Input = None,  # noqa: A002 - the flag's name
     output: _Output = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all the server says.")] = False,
-    model: Annotated[str, typer.Option(help="Name of a model. Without: whichever translates the pair.")] = "",
+    model: Annotated[str, typer.Option(help="NAME or NAME@VERSION. Without: whichever translates the pair.")] = "",
     concurrency: Annotated[int, typer.Option(help="Texts in flight at once.", min=1)] = 64,
     timeout: _Timeout = DEFAULT_TIMEOUT_S,
     beam: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.", min=1)] = 1,
@@ -55,6 +60,8 @@ def translate(
     alignment: Annotated[bool, typer.Option("--alignment", help="Where each token comes from, with --json.")] = False,
     split: Annotated[bool, typer.Option(help="Let the server cut texts into sentences.")] = True,
     bulk: Annotated[bool, typer.Option("--bulk", help="Use only what interactive callers leave idle.")] = False,
+    *,
+    security: Security,
 ) -> None:
     """Translate texts, or a file or stdin line by line: one line in, one line out, in order.
 
@@ -86,19 +93,25 @@ def translate(
         lines = text or _read_lines(files.enter_context(_open_input(input)))
         sink = files.enter_context(output.open("w", encoding="utf-8")) if output else sys.stdout
         total = len(text) if text else _count_lines(input) if input else None
-        num_failed = asyncio.run(_translate_lines(lines, total, sink, options, server, timeout))
+        num_failed = asyncio.run(_translate_lines(lines, total, sink, options, server, timeout, security))
     if num_failed:
         raise typer.Exit(1)
 
 
 async def _translate_lines(
-    lines: Iterable[str], total: int | None, sink: TextIO, options: LineOptions, server: str, timeout: float
+    lines: Iterable[str],
+    total: int | None,
+    sink: TextIO,
+    options: LineOptions,
+    server: str,
+    timeout: float,
+    security: Security,
 ) -> int:
     console = Console(stderr=True)
     # On a terminal the translations themselves show how far it is.
     hidden = not console.is_terminal or sink.isatty()
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with AsyncClient(server, timeout) as client:
+    async with AsyncClient(server, timeout, **security) as client:
         with Progress(*columns, console=console, disable=hidden) as progress:
             task = progress.add_task("", total=total)
             return await LineTranslator(client, options, sink, _complain, lambda: progress.advance(task)).run(lines)
@@ -125,32 +138,44 @@ def _count_lines(path: Path) -> int:
 
 
 @app.command()
-def models(server: _Server = DEFAULT_SERVER, timeout: _Timeout = DEFAULT_TIMEOUT_S) -> None:
+@secured
+def models(server: _Server = DEFAULT_SERVER, timeout: _Timeout = DEFAULT_TIMEOUT_S, *, security: Security) -> None:
     """List the models that a server offers."""
-    for model in asyncio.run(_list_models(server, timeout)):
+    for model in asyncio.run(_list_models(server, timeout, security)):
         pairs = ", ".join(f"{source}→{target}" for source, target in model.directions)
-        typer.echo(f"{model.name}\tversion {model.version}\t{pairs}\t{model.device}-{model.precision}")
+        facts = [f"version {model.version}", pairs, f"{model.device}-{model.precision}", *model.labels]
+        typer.echo("\t".join([model.name, *facts]))
 
 
 @app.command()
+@secured
 def stream(
     text: Annotated[str, typer.Argument(help="What to translate.")],
     source: Annotated[str, typer.Option(help="Language of the text, such as zh.")],
     target: Annotated[str, typer.Option(help="Language to translate into, such as en.")],
     server: _Server = DEFAULT_SERVER,
-    model: Annotated[str, typer.Option(help="Name of a model. Without: whichever translates the pair.")] = "",
+    model: Annotated[str, typer.Option(help="NAME or NAME@VERSION. Without: whichever translates the pair.")] = "",
     beam: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.", min=1)] = 1,
     timeout: _Timeout = DEFAULT_TIMEOUT_S,
+    *,
+    security: Security,
 ) -> None:
     """Translate one text and print it as it becomes certain."""
     decoding = DecodingOptions(search=BeamSearch(width=beam) if beam > 1 else None)
-    asyncio.run(_stream(text, source, target, server, model, decoding, timeout))
+    asyncio.run(_stream(text, source, target, server, model, decoding, timeout, security))
 
 
 async def _stream(
-    text: str, source: str, target: str, server: str, model: str, decoding: DecodingOptions, timeout: float
+    text: str,
+    source: str,
+    target: str,
+    server: str,
+    model: str,
+    decoding: DecodingOptions,
+    timeout: float,
+    security: Security,
 ) -> None:
-    async with AsyncClient(server, timeout) as client:
+    async with AsyncClient(server, timeout, **security) as client:
         async for event in client.stream(text, source=source, target=target, model=model, options=decoding):
             if isinstance(event, str):
                 sys.stdout.write(event)
@@ -158,9 +183,88 @@ async def _stream(
     sys.stdout.write("\n")
 
 
-async def _list_models(server: str, timeout: float) -> list[ModelDescription]:
-    async with AsyncClient(server, timeout) as client:
+async def _list_models(server: str, timeout: float, security: Security) -> list[ModelDescription]:
+    async with AsyncClient(server, timeout, **security) as client:
         return await client.models()
+
+
+_LOAD_HELP = """Measure a server's latency under load, with texts drawn from a file and so with its mix of lengths.
+
+Give one of --rate, --concurrency and --find-knee.
+
+--rate: requests are sent at moments drawn ahead of time, however slow the server is, and latency counts from those
+moments, not from when a request could be sent: a server that stalls cannot hide it (Gil Tene calls what this avoids
+coordinated omission).
+
+--concurrency: a caller that waits does not send, so each stall is counted once per caller instead of once per
+request that would have come. Both are reported: the latency "from sending", as the callers saw it, and the
+"corrected" one, which adds the requests that each caller would have sent meanwhile at its median pace.
+
+--find-knee: doubles the rate until p99 exceeds --slo-ms, less than 95 % of the offered rate is answered, or more
+than 0.1 % of the requests fail; then bisects to within 5 %.
+
+Exit code 1 means that requests failed, that no rate held, or that the server cannot be reached.
+"""
+
+
+@app.command(help=_LOAD_HELP)
+@secured
+def load(
+    source: Annotated[str, typer.Option(help="Language of the texts, such as zh. Required.")] = "",
+    target: Annotated[str, typer.Option(help="Language to translate into, such as en. Required.")] = "",
+    input: Annotated[Path | None, typer.Option(help="UTF-8 file, one text a line. Required.")] = None,  # noqa: A002
+    server: _Server = DEFAULT_SERVER,
+    model: Annotated[str, typer.Option(help="NAME or NAME@VERSION. Without: whichever translates the pair.")] = "",
+    rate: Annotated[float | None, typer.Option(help="Open loop: Poisson arrivals, so many requests/s.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop: so many callers back to back.")] = None,
+    find_knee: Annotated[
+        bool, typer.Option("--find-knee", help="Search the highest rate that meets --slo-ms.")
+    ] = False,
+    slo_ms: Annotated[float | None, typer.Option(help="Bound on p99, in ms; --find-knee without it: 300.")] = None,
+    start_rate: Annotated[float | None, typer.Option(help="Where --find-knee begins; without it: 16.")] = None,
+    duration: Annotated[float, typer.Option(help="Of the measured window, in seconds; per rate in a search.")] = 30.0,
+    warmup: Annotated[float, typer.Option(help="Before each window, in seconds; 0 is off.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and texts.")] = 0,
+    priority: Annotated[
+        str, typer.Option(metavar="interactive|bulk", help="Of the measured requests.")
+    ] = "interactive",
+    bulk_concurrency: Annotated[int, typer.Option(help="Callers of bulk traffic in the background; 0 is off.")] = 0,
+    beam: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.")] = 1,
+    split: Annotated[bool, typer.Option(help="Let the server cut texts into sentences.")] = True,
+    timeout: Annotated[float, typer.Option(help="Of each request, in seconds.")] = DEFAULT_TIMEOUT_S,
+    json: Annotated[Path | None, typer.Option(help="File for the whole result as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a picture, .png or .svg; needs dragoman\\[load].")] = None,
+    *,
+    security: Security,
+) -> None:
+    """Measure a server under load."""
+    from dragoman_client.load.command import load_command
+    from dragoman_client.load.options import LoadArguments
+
+    arguments = LoadArguments(
+        source=source,
+        target=target,
+        input=input,
+        server=server,
+        model=model,
+        rate=rate,
+        concurrency=concurrency,
+        find_knee=find_knee,
+        slo_ms=slo_ms,
+        start_rate=start_rate,
+        duration=duration,
+        warmup=warmup,
+        seed=seed,
+        priority=priority,
+        bulk_concurrency=bulk_concurrency,
+        beam=beam,
+        split=split,
+        timeout=timeout,
+        json=json,
+        plot=plot,
+        security=security,
+    )
+    raise typer.Exit(load_command(arguments, _complain))
 
 
 def _complain(message: str) -> None:
@@ -171,6 +275,9 @@ def main() -> None:
     """Run the command line: exit code 0, 1 if it failed, 2 if it was called wrongly."""
     try:
         app()
+    except CredentialsError as error:
+        _complain(f"error: {error}")
+        sys.exit(2)
     except (DragomanError, InputError, OSError) as error:
         _complain(f"error: {error}")
         sys.exit(1)

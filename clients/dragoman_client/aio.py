@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
+from dragoman_client.admin import AsyncAdmin
+from dragoman_client.channel import OPTIONS
+from dragoman_client.credentials import Credentials, Security
 from dragoman_client.errors import DragomanError, InvalidRequestError, from_rpc_error
 from dragoman_client.types import (
     PRIORITIES,
@@ -28,8 +31,6 @@ from dragoman_protos.v1 import translation_pb2_grpc as pb_grpc
 DEFAULT_SERVER = "localhost:50051"
 DEFAULT_TIMEOUT_S = 30.0
 
-_MAX_MESSAGE_BYTES = 64 * 2**20
-
 
 class AsyncClient:
     """A connection to a server; safe to share among tasks. Use it as an async context manager, or `close` it.
@@ -37,16 +38,26 @@ class AsyncClient:
     Args:
         server: HOST:PORT.
         timeout: of each call, in seconds, unless the call says otherwise; None waits for ever.
+        security: TLS, certificates and API key; see `Security`.
+
+    Raises:
+        CredentialsError: a key would travel in plain text, or the credentials do not go together.
+        OSError: a certificate's file cannot be read.
     """
 
-    def __init__(self, server: str = DEFAULT_SERVER, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
-        options = [
-            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-        ]
-        self._channel = grpc.aio.insecure_channel(server, options=options)
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        **security: Unpack[Security],
+    ) -> None:
+        credentials = Credentials.check(server, **security)
+        self._channel = credentials.open_channel(server, OPTIONS)
+        self._metadata = credentials.metadata
         self._stub: Any = pb_grpc.TranslationServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout = timeout
+        self.admin = AsyncAdmin(self._channel, self._call)
+        """Loads, unloads and routes models."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,7 +90,7 @@ class AsyncClient:
             text: neither empty nor white space only.
             source: language of the text, such as "zh".
             target: language to translate into, such as "en".
-            model: name of a model; empty for whichever translates the pair.
+            model: NAME, or NAME@VERSION where VERSION may be a label; empty for whichever translates the pair.
             options: how to decode; None for the server's defaults.
             split: whether the server may cut the text into sentences.
             target_prefix: what the translation begins with; such a text is not split.
@@ -148,7 +159,8 @@ class AsyncClient:
         """
         prefixes = [target_prefix] if target_prefix else ()
         request = _request([text], source, target, model, options, split, prefixes, priority)
-        call = self._stub.TranslateStream(request, timeout=self._timeout if timeout is None else timeout)
+        timeout = self._timeout if timeout is None else timeout
+        call = self._stub.TranslateStream(request, timeout=timeout, metadata=self._metadata)
         whole: pb.Translation | None = None
         try:
             async for event in call:
@@ -182,17 +194,19 @@ class AsyncClient:
             targets: a translation of each.
             source: language of the sources.
             target: language of the targets.
-            model: name of a model; empty for whichever translates the pair.
+            model: NAME, or NAME@VERSION where VERSION may be a label; empty for whichever translates the pair.
             priority: "bulk" uses what interactive work leaves idle.
             timeout: in seconds; None for the client's.
         """
+        name, _, version = model.partition("@")
         with _argument_errors():
             request = pb.ScoreRequest(
                 sources=sources,
                 targets=targets,
                 source_language=source,
                 target_language=target,
-                model=model,
+                model=name,
+                model_version=version,
                 priority=PRIORITIES[priority],
             )
         response = await self._call(self._stub.Score, request, timeout)
@@ -217,7 +231,7 @@ class AsyncClient:
             texts: read as results are taken, never all at once.
             source: language of the texts.
             target: language to translate into.
-            model: name of a model; empty for whichever translates the pair.
+            model: NAME, or NAME@VERSION where VERSION may be a label; empty for whichever translates the pair.
             options: how to decode; None for the server's defaults.
             split: whether the server may cut texts into sentences.
             priority: "bulk" uses what interactive work leaves idle.
@@ -257,21 +271,29 @@ class AsyncClient:
             await asyncio.gather(feeder, *left, return_exceptions=True)
 
     async def models(self, timeout: float | None = None) -> list[ModelDescription]:
-        """The models that the server offers, sorted by name."""
+        """The models that the server has loaded, sorted by name and version."""
         response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
         return [model_from(model) for model in response.models]
 
     async def model(self, name: str, timeout: float | None = None) -> ModelDescription:
         """One model.
 
+        Args:
+            name: NAME, or NAME@VERSION where VERSION may be a label; without, the stable one.
+            timeout: in seconds; None for the client's.
+
         Raises:
             NotFoundError: there is none of this name.
         """
-        return model_from(await self._call(self._stub.GetModel, pb.GetModelRequest(name=name), timeout))
+        name, _, version = name.partition("@")
+        return model_from(
+            await self._call(self._stub.GetModel, pb.GetModelRequest(name=name, version=version), timeout)
+        )
 
     async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
         try:
-            return await method(request, timeout=self._timeout if timeout is None else timeout)
+            timeout = self._timeout if timeout is None else timeout
+            return await method(request, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
 
@@ -325,12 +347,14 @@ def _request(
     target_prefixes: Sequence[str],
     priority: Priority,
 ) -> pb.TranslateRequest:
+    name, _, version = model.partition("@")
     with _argument_errors():
         return pb.TranslateRequest(
             texts=texts,
             source_language=source,
             target_language=target,
-            model=model,
+            model=name,
+            model_version=version,
             options=None if options is None else options.to_wire(),
             splitting=pb.SPLITTING_SENTENCES if split else pb.SPLITTING_NONE,
             target_prefixes=target_prefixes,

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, NotRequired, Required, Self, TypedDict, TypeVar, Unpack
 
 from dragoman_client.aio import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, AsyncClient
+from dragoman_client.credentials import Security
 from dragoman_client.types import DecodingOptions, ModelDescription, Priority, TargetScore, Translation
 
 T = TypeVar("T")
@@ -32,11 +33,20 @@ class Client:
     Arguments, results and errors are those of `AsyncClient`.
     """
 
-    def __init__(self, server: str = DEFAULT_SERVER, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        **security: Unpack[Security],
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dragoman-client", daemon=True)
         self._thread.start()
-        self._client = self._run(_connect(server, timeout))
+        try:
+            self._client = self._run(_connect(server, timeout, security))
+        except BaseException:
+            self._stop_loop()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +61,9 @@ class Client:
         if self._loop.is_closed():
             return
         self._run(self._client.close())
+        self._stop_loop()
+
+    def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -103,6 +116,6 @@ async def _next(events: AsyncGenerator[str | Translation]) -> str | Translation 
     return await anext(events, None)
 
 
-async def _connect(server: str, timeout: float | None) -> AsyncClient:
+async def _connect(server: str, timeout: float | None, security: Security) -> AsyncClient:
     # grpc.aio binds a channel to the event loop it is made on.
-    return AsyncClient(server, timeout)
+    return AsyncClient(server, timeout, **security)

@@ -172,9 +172,11 @@ class Segment:
 class Timings:
     """Where a call's time went in the server, in seconds."""
 
+    tokenize: float
     queue: float
     encode: float
     decode: float
+    detokenize: float
     first_token: float
     total: float
 
@@ -232,6 +234,10 @@ class ModelDescription:
     max_target_tokens: int
     batch_invariant: bool
     max_hypotheses: int
+    labels: tuple[str, ...]
+    """"stable" or "canary", or none."""
+    traffic_share: float
+    """Of the calls that name no version, 0 to 1."""
 
 
 def translation_from(
@@ -247,9 +253,11 @@ def translation_from(
         model=call.model,
         model_version=call.model_version,
         timings=Timings(
+            tokenize=call.timings.tokenize_seconds,
             queue=call.timings.queue_seconds,
             encode=call.timings.encode_seconds,
             decode=call.timings.decode_seconds,
+            detokenize=call.timings.detokenize_seconds,
             first_token=call.timings.first_token_seconds,
             total=call.timings.total_seconds,
         ),
@@ -311,4 +319,6 @@ def model_from(wire: pb.Model) -> ModelDescription:
         max_target_tokens=wire.max_target_tokens,
         batch_invariant=wire.batch_invariant,
         max_hypotheses=wire.max_hypotheses,
+        labels=tuple(wire.labels),
+        traffic_share=wire.traffic_share,
     )

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from dragoman_protos.v1 import translation_pb2 as pb
+from dragoman_server.call import Stopwatch
 from dragoman_server.engine.request import FinishReason, Hypothesis, Sequence
 from dragoman_server.model import ServedModel
+from dragoman_server.repository import ModelRepository
 from dragoman_server.segmentation import join, trimmed
 from dragoman_server.tokenizer import Span
 from dragoman_server.validation import ValidRequest, ValidSegment, ValidText
@@ -115,20 +117,22 @@ def target_score(model: ServedModel, sequence: Sequence) -> pb.TargetScore:
     )
 
 
-def timings(sequences: Seq[Sequence], arrived: float) -> pb.Timings:
-    """Where the time of a call went that arrived at a moment of `time.monotonic`."""
+def timings(sequences: Seq[Sequence], watch: Stopwatch) -> pb.Timings:
+    """Where the time of a call went."""
     times = [sequence.times for sequence in sequences]
     return pb.Timings(
+        tokenize_seconds=watch.phases["tokenize"],
         queue_seconds=max(t.scheduled - t.arrived for t in times),
         encode_seconds=max(t.encoded - t.scheduled for t in times),
         decode_seconds=max(t.finished - t.encoded for t in times),
-        first_token_seconds=max(t.first_token for t in times) - arrived,
-        total_seconds=time.monotonic() - arrived,
+        detokenize_seconds=watch.phases["detokenize"],
+        first_token_seconds=max(t.first_token for t in times) - watch.arrived,
+        total_seconds=time.monotonic() - watch.arrived,
     )
 
 
-def description(model: ServedModel) -> pb.Model:
-    """A model as callers see it."""
+def description(model: ServedModel, repository: ModelRepository) -> pb.Model:
+    """A loaded model as callers see it."""
     manifest = model.manifest
     return pb.Model(
         name=model.name,
@@ -140,4 +144,6 @@ def description(model: ServedModel) -> pb.Model:
         max_target_tokens=manifest.limits.max_target_tokens,
         batch_invariant=model.variant.parity.batch_invariant,
         max_hypotheses=model.max_hypotheses,
+        labels=repository.labels(model),
+        traffic_share=repository.traffic_share(model),
     )

@@ -1,4 +1,4 @@
-"""Around every call: a readable request, an error that maps to one status code, a count and a duration."""
+"""Around every call: who calls, a readable request, an error that maps to one status, a count, a duration, a trace."""
 
 from __future__ import annotations
 
@@ -8,22 +8,72 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from dragoman_protos.v1 import translation_pb2 as pb
-from dragoman_server.errors import InvalidRequestError, ServiceError, ShuttingDownError
+from dragoman_protos.v1 import admin_pb2, translation_pb2
+from dragoman_server.call import CALLER, REQUEST_ID, Call, current_call, metadata_value, new_request_id
+from dragoman_server.errors import STATUS_DETAILS, InvalidRequestError, ServiceError, ShuttingDownError
+from dragoman_server.logs import log_call
 from dragoman_server.metrics import Metrics
+from dragoman_server.tracing import Tracing
 from dragoman_server.wire import Malformed, tolerant_parser
 
 _LOG = logging.getLogger(__name__)
+_ELSEWHERE_S = 1.0
+"""After which a client may try again: another server is up already."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Unary = Callable[[Any, Context], Awaitable[Any]]
 Streaming = Callable[[Any, Context], AsyncGenerator[Any]]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Gate(Protocol):
+    """Decides who may do what."""
+
+    def admit(self, method: str, context: Context) -> str:
+        """Let a call in, and name its caller.
+
+        Raises:
+            ServiceError: it may not come in.
+        """
+
+    def charge(self, caller: str, num_characters: int) -> None:
+        """Take a call's texts off its caller's allowance.
+
+        Raises:
+            ServiceError: the allowance is used up.
+        """
+
+
+class OpenGate:
+    """Lets everybody in; callers say themselves who they are, so that they share the server fairly."""
+
+    def admit(self, method: str, context: Context) -> str:  # noqa: ARG002 - everybody may do everything
+        """See `Gate`."""
+        return metadata_value(context.invocation_metadata(), CALLER)
+
+    def charge(self, caller: str, num_characters: int) -> None:
+        """See `Gate`."""
+
+
+@dataclass(slots=True)
+class _Method:
+    """One of the project's own RPCs."""
+
+    path: str
+    request_class: type[Message]
+    handler: Handler | None = None
+    """With everything around it, once it has been called."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -31,19 +81,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         metrics: where calls are counted.
+        gate: that lets them in.
+        tracing: that follows them.
+        logs_calls: whether each gets a line in the log.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, gate: Gate, tracing: Tracing, *, logs_calls: bool = False) -> None:
         self._metrics = metrics
+        self._gate = gate
+        self._tracing = tracing
+        self._logs_calls = logs_calls
         self._num_running = 0
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._inputs: dict[str, type[Message]] = {
-            f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
-            for service in pb.DESCRIPTOR.services_by_name.values()
-            for method in service.methods
-        }
+        self._methods: dict[str, _Method] = {}
+        for file in (translation_pb2, admin_pb2):
+            for service in file.DESCRIPTOR.services_by_name.values():
+                for method in service.methods:
+                    path = f"/{service.full_name}/{method.name}"
+                    self._methods[path] = _Method(path, GetMessageClass(method.input_type))
 
     async def drain(self, timeout: float) -> None:
         """Refuse new calls from now on, and wait for the running ones, at most `timeout` seconds."""
@@ -53,60 +110,85 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """See `grpc.aio.ServerInterceptor`."""
-        handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or method not in self._inputs:
-            return handler
-        name = method.rpartition("/")[2]
-        parse = tolerant_parser(self._inputs[method])
+        method = self._methods.get(handler_call_details.method)
+        if method is None:
+            return await continuation(handler_call_details)
+        if method.handler is None and (handler := await continuation(handler_call_details)) is not None:
+            method.handler = self._wrap(handler, method)
+        return method.handler
+
+    def _wrap(self, handler: Handler, method: _Method) -> Handler:
+        parse = tolerant_parser(method.request_class)
         serialise = handler.response_serializer
         if handler.response_streaming:
-            streaming = self._wrap_streaming(cast("Streaming", handler.unary_stream), name)
+            streaming = self._wrap_streaming(cast("Streaming", handler.unary_stream), method)
             return grpc.unary_stream_rpc_method_handler(streaming, parse, serialise)
-        unary = self._wrap_unary(cast("Unary", handler.unary_unary), name)
+        unary = self._wrap_unary(cast("Unary", handler.unary_unary), method)
         return grpc.unary_unary_rpc_method_handler(unary, parse, serialise)
 
-    def _wrap_unary(self, behaviour: Unary, method: str) -> Unary:
+    def _wrap_unary(self, behaviour: Unary, method: _Method) -> Unary:
         async def call(request: Message | Malformed, context: Context) -> Any:
-            async with self._accounted(method, context):
-                return await behaviour(_well_formed(request), context)
+            async with self._accounted(method, request, context):
+                return await behaviour(request, context)
 
         return call
 
-    def _wrap_streaming(self, behaviour: Streaming, method: str) -> Streaming:
+    def _wrap_streaming(self, behaviour: Streaming, method: _Method) -> Streaming:
         async def call(request: Message | Malformed, context: Context) -> AsyncGenerator[Any]:
-            async with self._accounted(method, context), aclosing(behaviour(_well_formed(request), context)) as answers:
+            async with (
+                self._accounted(method, request, context),
+                aclosing(behaviour(request, context)) as answers,
+            ):
                 async for answer in answers:
                     yield answer
 
         return call
 
     @asynccontextmanager
-    async def _accounted(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Around the work on one call: refuse it while draining, turn errors into codes, count it."""
-        begun, code = time.monotonic(), grpc.StatusCode.OK
+    async def _accounted(self, method: _Method, request: Message | Malformed, context: Context) -> AsyncIterator[None]:
+        """Around the work on one call: let it in or refuse it, turn errors into statuses, count it."""
+        call = Call(method.name, metadata_value(context.invocation_metadata(), REQUEST_ID) or new_request_id(), "")
+        current_call.set(call)
+        context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
+        code = grpc.StatusCode.OK
         self._enter()
         try:
-            if self._draining:
-                raise ShuttingDownError("the server is shutting down")  # noqa: TRY301 - counted like any other
+            self._admit(method, request, context, call)
             yield
         except ServiceError as error:
             code = error.code
-            await context.abort(code, str(error))
+            self._metrics.errors.labels(error.reason).inc()
+            await _abort(context, call, error)
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception:  # noqa: BLE001 - logged with its traceback; the caller must not see it
             code = grpc.StatusCode.INTERNAL
-            _LOG.exception("%s failed", method)
+            self._metrics.errors.labels("BUG").inc()
+            _LOG.exception("%s failed", call.method)
             await context.abort(code, "internal error; the server's log has the details")
         finally:
             self._leave()
-            self._metrics.call_done(method, code.name, time.monotonic() - begun)
+            self._finish(call, code.name)
+
+    def _admit(self, method: _Method, request: Message | Malformed, context: Context, call: Call) -> None:
+        if self._draining:
+            raise ShuttingDownError("the server is shutting down", _ELSEWHERE_S)
+        call.caller = self._gate.admit(method.path, context)
+        if isinstance(request, Malformed):
+            raise InvalidRequestError(request.problems)
+        self._gate.charge(call.caller, _num_characters(request))
+
+    def _finish(self, call: Call, code: str) -> None:
+        seconds = time.monotonic() - call.watch.arrived
+        self._tracing.record(call)
+        self._metrics.call_done(call, code, seconds, self._tracing.exemplar())
+        if self._logs_calls:
+            log_call(_LOG, call, code, seconds)
 
     def _enter(self) -> None:
         self._num_running += 1
@@ -118,7 +200,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._idle.set()
 
 
-def _well_formed(request: Message | Malformed) -> Message:
-    if isinstance(request, Malformed):
-        raise InvalidRequestError(request.problems)
-    return request
+async def _abort(context: Context, call: Call, error: ServiceError) -> None:
+    details = (STATUS_DETAILS, error.status().SerializeToString())
+    await context.abort(error.code, str(error), ((REQUEST_ID, call.request_id), details))
+
+
+def _num_characters(request: Message) -> int:
+    """Of all texts of a request."""
+    if isinstance(request, translation_pb2.TranslateRequest):
+        return sum(map(len, request.texts))
+    if isinstance(request, translation_pb2.ScoreRequest):
+        return sum(map(len, request.sources)) + sum(map(len, request.targets))
+    return 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dragoman_bundle.bundle import Bundle
+from dragoman_bundle.bundle import Bundle, load_bundle
 from dragoman_bundle.manifest import BundleError, DirectionSpec, Golden, Variant
 from dragoman_server.engine.async_engine import AsyncEngine
+from dragoman_server.engine.devices import WantedDevice, choose_variant, new_runners, open_model
 from dragoman_server.engine.engine import Engine, EngineObserver
-from dragoman_server.engine.model_runner import OnnxModel, OnnxModelRunner
+from dragoman_server.engine.kv_cache import KVCache
 from dragoman_server.engine.pace import Pace
 from dragoman_server.engine.request import DecodingOptions, Sequence, SequenceTimes
 from dragoman_server.engine.scheduler import SchedulerLimits
@@ -25,10 +29,16 @@ class EngineSettings:
 
     num_slots: int
     """Rows decoded side by side, all instances together."""
+    memory_bytes: int
+    """For the caches of all instances: as many of those rows as fit; 0 is no limit."""
     max_waiting: int
-    """Texts that may wait for a slot."""
+    """Texts of each priority that may wait for a slot."""
+    max_waiting_tokens: int
+    """Source tokens of each priority that may wait, each row of a search counted."""
     max_encode_tokens: int
     """Padded source tokens encoded between two decode steps."""
+    max_encode_s: float
+    """Seconds that encoding may take between two decode steps; 0 is no limit."""
     max_bulk_rows: int
     """Rows of bulk work that may go along while interactive work runs."""
     num_instances: int
@@ -37,6 +47,8 @@ class EngineSettings:
     """Threads of a graph, per instance."""
     max_hypotheses: int
     """Widest beam, most alternatives, most samples of one text."""
+    device: WantedDevice = "auto"
+    """Where it runs; auto prefers CUDA."""
     precision: str | None = None
     """Of the variant to serve; None takes the fastest."""
 
@@ -45,9 +57,58 @@ class EngineSettings:
         """Rows of one engine; the widest request must fit into them."""
         return -(-self.num_slots // self.num_instances)
 
+    def within_memory(self, slot_bytes: int) -> EngineSettings:
+        """The same with as many slots as there is memory for.
 
-Observe = Callable[[str, int], EngineObserver | None]
-"""Gives the observer for a model's name and the number of an instance."""
+        Args:
+            slot_bytes: of the caches of one row.
+
+        Raises:
+            ValueError: there is too little for any.
+        """
+        if not self.memory_bytes:
+            return self
+        fitting = self.memory_bytes // slot_bytes // self.num_instances * self.num_instances
+        if not fitting:
+            needed = -(-slot_bytes * self.num_instances // 2**20)
+            raise ValueError(
+                f"a slot for each of {self.num_instances} instances takes {needed} MiB; raise --memory-mib"
+            )
+        return dataclasses.replace(self, num_slots=min(self.num_slots, fitting))
+
+
+Observe = Callable[[str, str, int], EngineObserver | None]
+"""Gives the observer for a model's name and version and the number of an instance."""
+
+
+def load_model(path: Path, settings: EngineSettings, observe: Observe) -> ServedModel:
+    """Load a bundle and check that it answers as it should.
+
+    Args:
+        path: `<name>/<version>` in a repository.
+        settings: of its engines.
+        observe: gives the observers of its engines.
+
+    Raises:
+        BundleError: it is refused.
+    """
+    bundle = load_bundle(path)
+    if bundle.manifest.name != path.parent.name:
+        raise BundleError(path, [f"it is called {bundle.manifest.name!r}; its directory must have the same name"])
+    variant = choose_variant(bundle, settings.precision, settings.device)
+    return ServedModel(path.name, bundle, variant, settings, observe)
+
+
+def _within_memory(settings: EngineSettings, bundle: Bundle, variant: Variant) -> EngineSettings:
+    manifest = bundle.manifest
+    limits = manifest.limits
+    slot_bytes = KVCache.slot_bytes(
+        manifest.architecture, variant.cache_dtype, limits.max_target_tokens, limits.max_source_tokens
+    )
+    try:
+        return settings.within_memory(slot_bytes)
+    except ValueError as error:
+        raise BundleError(bundle.path, [str(error)]) from error
 
 
 class ServedModel:
@@ -68,28 +129,51 @@ class ServedModel:
         self.name = manifest.name
         self.version = version
         self.manifest = manifest
-        self.variant = variant
-        self.settings = settings
+        model = open_model(bundle, variant, settings.precision, settings.num_threads)
+        self.variant = variant = model.variant
+        if variant.device == "cuda":  # a second instance would wait for the first one's kernels
+            settings = dataclasses.replace(settings, num_instances=1)
+        self.settings = settings = _within_memory(settings, bundle, variant)
         self.max_hypotheses = min(settings.max_hypotheses, settings.slots_per_instance)
         self.pace = Pace()
         self.tokenizer: Tokenizer = SentencePieceTokenizer(bundle.file(manifest.tokenizer))
-        model = OnnxModel(bundle, variant, settings.num_threads)
-        runners = [OnnxModelRunner(model, settings.slots_per_instance) for _ in range(settings.num_instances)]
+        runners = new_runners(model, settings.slots_per_instance, settings.num_instances)
+        self.num_slots = settings.slots_per_instance * settings.num_instances
         self.cache_bytes = sum(runner.cache.num_bytes for runner in runners)
         limits = SchedulerLimits(
             max_rows=settings.slots_per_instance,
             max_encode_tokens=settings.max_encode_tokens,
+            max_encode_s=settings.max_encode_s,
             max_bulk_rows=settings.max_bulk_rows,
         )
         end_id = manifest.special_ids.end
         for runner in runners:
             self._check_goldens(Engine(runner, limits, WaitingLine(len(variant.goldens)), end_id), bundle.path)
-        line = WaitingLine(settings.max_waiting)
+        line = WaitingLine(settings.max_waiting, settings.max_waiting_tokens)
         engines = [
-            Engine(runner, limits, line, end_id, self.pace, observe(self.name, instance))
+            Engine(runner, limits, line, end_id, self.pace, observe(self.name, version, instance))
             for instance, runner in enumerate(runners)
         ]
         self.engine = AsyncEngine(engines, line, manifest.name)
+        self._num_users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Around a call that the model works on; only on the event loop."""
+        self._num_users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                self._unused.set()
+
+    async def wait_until_unused(self) -> None:
+        """Return once no call is being worked on."""
+        await self._unused.wait()
 
     def direction(self, source: str, target: str) -> DirectionSpec | None:
         """How it translates a pair; None if it does not."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from dragoman_server.engine.request import Sequence
 from dragoman_server.segmentation import gap_before
-from dragoman_server.validation import ValidRequest, ValidSegment, ValidText
+from dragoman_server.validation import ValidRequest, ValidText
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a character decodes to while some of its bytes are missing."""
@@ -76,34 +74,3 @@ class TextStream:
             self._current, self._is_begun = self._current + 1, False
         ready.append(self.text.text[self.text.segments[-1].segment.span.end :])
         return ready
-
-
-async def merge(request: ValidRequest, deadline: float | None) -> AsyncIterator[tuple[int, int, list[int] | Sequence]]:
-    """Decode all segments of all texts side by side; events as they come, with the places of text and segment.
-
-    If one fails, or the caller goes away, the others are cancelled.
-    """
-    events: asyncio.Queue[tuple[int, int, list[int] | Sequence] | None] = asyncio.Queue()
-
-    async def follow(text: int, segment: int, valid: ValidSegment) -> None:
-        stream = request.model.engine.stream(valid.source_ids, valid.options, deadline, request.priority)
-        async for event in stream:
-            events.put_nowait((text, segment, event))
-
-    async def follow_all() -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for i, text in enumerate(request.texts):
-                    for j, valid in enumerate(text.segments):
-                        group.create_task(follow(i, j, valid))
-        finally:
-            events.put_nowait(None)
-
-    task = asyncio.create_task(follow_all())
-    try:
-        while (event := await events.get()) is not None:
-            yield event
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

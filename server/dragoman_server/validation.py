@@ -15,7 +15,6 @@ from dragoman_server.engine.request import DecodingOptions, Priority, Scoring
 from dragoman_server.errors import InvalidRequestError
 from dragoman_server.model import ServedModel
 from dragoman_server.options import OptionsTemplate, parse_options
-from dragoman_server.repository import ModelRepository
 from dragoman_server.segmentation import Segment, split, whole
 
 _MAX_CHARACTERS_PER_TOKEN = 64
@@ -74,22 +73,27 @@ class RequestLimits:
     """Of all texts together."""
 
 
-def parse_translation(request: pb.TranslateRequest, repository: ModelRepository, limits: RequestLimits) -> ValidRequest:
-    """Check a request, split and tokenise its texts.
-
-    Args:
-        request: as it came.
-        repository: to find its model in.
-        limits: on the call.
+def check_translation(request: pb.TranslateRequest, limits: RequestLimits) -> None:
+    """Check what can be checked of a request before its model is known.
 
     Raises:
         InvalidRequestError: listing every problem.
-        NotFoundError: no model translates the pair.
     """
-    problems = [*unknown_fields(request), *_translation_problems(request, limits)]
-    if problems:
+    if problems := [*unknown_fields(request), *_translation_problems(request, limits)]:
         raise InvalidRequestError(problems)
-    model = repository.find(request.model, request.source_language, request.target_language)
+
+
+def parse_translation(request: pb.TranslateRequest, model: ServedModel) -> ValidRequest:
+    """Check the rest of a request, split and tokenise its texts.
+
+    Args:
+        request: that `check_translation` has nothing against.
+        model: that translates its pair.
+
+    Raises:
+        InvalidRequestError: listing every problem.
+    """
+    problems: list[str] = []
     direction = model.direction(request.source_language, request.target_language)
     assert direction is not None
     options = parse_options(request.options, model, problems)
@@ -194,12 +198,11 @@ def _too_long(name: str, text: str, model: ServedModel) -> str:
     return f"{name} has {size}, {model.name} takes at most {limit} tokens in one piece; let the server split it"
 
 
-def parse_scoring(request: pb.ScoreRequest, repository: ModelRepository, limits: RequestLimits) -> ValidScoring:
-    """Check a scoring request and tokenise its texts.
+def check_scoring(request: pb.ScoreRequest, limits: RequestLimits) -> None:
+    """Check what can be checked of a scoring request before its model is known.
 
     Raises:
         InvalidRequestError: listing every problem.
-        NotFoundError: no model translates the pair.
     """
     problems = [
         *unknown_fields(request),
@@ -213,7 +216,19 @@ def parse_scoring(request: pb.ScoreRequest, repository: ModelRepository, limits:
         )
     if problems:
         raise InvalidRequestError(problems)
-    model = repository.find(request.model, request.source_language, request.target_language)
+
+
+def parse_scoring(request: pb.ScoreRequest, model: ServedModel) -> ValidScoring:
+    """Check the rest of a scoring request and tokenise its texts.
+
+    Args:
+        request: that `check_scoring` has nothing against.
+        model: that translates its pair.
+
+    Raises:
+        InvalidRequestError: listing every problem.
+    """
+    problems: list[str] = []
     direction = model.direction(request.source_language, request.target_language)
     assert direction is not None
     pairs = [

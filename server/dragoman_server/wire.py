@@ -70,12 +70,19 @@ def _utf8_problem(value: bytes, place: str) -> Iterator[str]:
 @cache
 def _with_bytes_for_strings(descriptor: _Descriptor) -> type[Message]:
     """The same message with `bytes` where it has `string`, which every parser accepts."""
+    pool = descriptor_pool.DescriptorPool()
+    _add_with_bytes(pool, descriptor.file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(descriptor.full_name))
+
+
+def _add_with_bytes(pool: descriptor_pool.DescriptorPool, original: Any) -> None:
+    """Add a file to a pool, after those that it imports."""
+    for imported in original.dependencies:
+        _add_with_bytes(pool, imported)
     file = descriptor_pb2.FileDescriptorProto()
-    descriptor.file.CopyToProto(file)
+    original.CopyToProto(file)
     for message in file.message_type:
         for field in message.field:
             if field.type == _FieldProto.TYPE_STRING:
                 field.type = _FieldProto.TYPE_BYTES
-    pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(descriptor.full_name))

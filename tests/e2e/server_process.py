@@ -63,7 +63,7 @@ def _wait_until_serving(server: ServerProcess) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         log = server.log()
-        serving = re.search(r"serving on (\S+)", log)
+        serving = re.search(r"serving on ([\w.]+:\d+)", log)
         if serving:
             server.address = serving[1]
             metrics = re.search(r"metrics on http://([^/]+)/", log)

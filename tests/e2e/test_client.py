@@ -109,7 +109,7 @@ def test_a_silent_pipe_does_not_hold_back_what_was_read(server: ServerProcess) -
 def test_models_command(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "dragoman_client", "models", "--server", server.address]
     result = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
-    assert result.stdout == "reversal\tversion 1\tfwd→rev\tcpu-int8\n"
+    assert result.stdout == "reversal\tversion 1\tfwd→rev\tcpu-int8\tstable\n"
 
 
 async def test_a_stream_reads_no_further_ahead_than_its_concurrency(server: ServerProcess) -> None:

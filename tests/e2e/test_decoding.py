@@ -233,7 +233,7 @@ def test_the_model_says_that_it_is_batch_invariant(server: ServerProcess) -> Non
     assert model.batch_invariant
     assert model.max_hypotheses == 16
     assert "dragoman_batch_invariant{" in server.metrics()
-    assert 'dragoman_batch_invariant{model="reversal"} 1.0' in server.metrics()
+    assert 'dragoman_batch_invariant{model="reversal",version="1"} 1.0' in server.metrics()
 
 
 async def test_every_mixture_gives_what_each_request_gives_alone(server: ServerProcess) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import threading
 import time
+from collections.abc import Sequence as Seq
 
 import pytest
 from hypothesis import settings
@@ -82,22 +82,12 @@ class EngineMachine(RuleBasedStateMachine):
             self.line.add(sequence)
         except QueueFullError:
             assert list(self.line) == before
-            assert self.is_full_for(sequence)
+            num_waiting, num_tokens = self.line.size(priority)
+            assert num_waiting >= 5 or num_tokens + cost(sequence) > 100
         else:
             self.accepted.append(sequence)
             self.shed |= {other.sequence_id for other in set(before) - set(self.line)}
         return sequence
-
-    def is_full_for(self, sequence: Sequence) -> bool:
-        """Whether there is no room, and nobody else has more in line than this caller would."""
-        num_waiting, num_tokens = self.line.size(sequence.priority)
-        held = collections.Counter[str]()
-        for other in self.line:
-            if other.priority is sequence.priority:
-                held[other.caller] += cost(other)
-        own = held.pop(sequence.caller, 0) + cost(sequence)
-        is_full = num_waiting >= 5 or num_tokens + cost(sequence) > 100
-        return is_full and (cost(sequence) > 100 or max(held.values(), default=0) <= own or num_waiting < 5)
 
     @rule(sequence=consumes(sequences))
     def cancel(self, sequence: Sequence) -> None:
@@ -349,8 +339,8 @@ def test_the_observer_sees_every_step() -> None:
     seen: list[tuple[StepOutput, int, int]] = []
 
     class Observer:
-        def step_done(self, output: StepOutput, num_waiting: int, num_rows: int) -> None:
-            seen.append((output, num_waiting, num_rows))
+        def step_done(self, output: StepOutput, line: WaitingLine, num_rows: int) -> None:
+            seen.append((output, line.num_waiting, num_rows))
 
     engine = make_engine(max_rows=1)
     engine.observer = Observer()
@@ -435,7 +425,8 @@ def test_a_failed_step_ends_only_those_that_were_in_it() -> None:
     """Bulk work that pauses meanwhile, work in line and later work are not touched."""
     runner = EchoRunner(4, failing_steps={3})
     engine = make_engine(runner)
-    bulk, hit, later = make_sequence(1, [5, 6, 7, 8], priority=Priority.BULK), make_sequence(2, [9] * 5), make_sequence(3, [7])
+    bulk = make_sequence(1, [5, 6, 7, 8], priority=Priority.BULK)
+    hit, later = make_sequence(2, [9] * 5), make_sequence(3, [7])
     add(engine, bulk)
     engine.step()
     add(engine, hit)
@@ -510,7 +501,7 @@ async def test_a_step_that_never_ends_is_noticed_and_nobody_waits_for_it() -> No
     released = threading.Event()
 
     class Wedged(EchoRunner):
-        def decode_step(self, rows: list[Row]) -> None:  # type: ignore[override]
+        def decode_step(self, rows: Seq[Row]) -> None:  # noqa: ARG002
             released.wait(30)
 
     engine = make_async(make_engine(Wedged()))

@@ -37,7 +37,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP: FinishReason
 
 class TranslateRequest(_message.Message):
-    __slots__ = ("texts", "source_language", "target_language", "model", "options", "splitting", "target_prefixes", "priority")
+    __slots__ = ("texts", "source_language", "target_language", "model", "options", "splitting", "target_prefixes", "priority", "model_version")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class TranslateRequest(_message.Message):
     SPLITTING_FIELD_NUMBER: _ClassVar[int]
     TARGET_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     source_language: str
     target_language: str
@@ -54,7 +55,8 @@ class TranslateRequest(_message.Message):
     splitting: Splitting
     target_prefixes: _containers.RepeatedScalarFieldContainer[str]
     priority: Priority
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model: _Optional[str] = ..., options: _Optional[_Union[DecodingOptions, _Mapping]] = ..., splitting: _Optional[_Union[Splitting, str]] = ..., target_prefixes: _Optional[_Iterable[str]] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+    model_version: str
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model: _Optional[str] = ..., options: _Optional[_Union[DecodingOptions, _Mapping]] = ..., splitting: _Optional[_Union[Splitting, str]] = ..., target_prefixes: _Optional[_Iterable[str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class DecodingOptions(_message.Message):
     __slots__ = ("max_target_tokens", "min_target_tokens", "max_target_ratio", "min_target_ratio", "beam", "sampling", "alternatives", "num_hypotheses", "repetition_penalty", "no_repeat_ngram_size", "suppressed_texts", "suppress_unknown", "end_pieces", "return_scores", "return_tokens", "return_alignment")
@@ -244,20 +246,22 @@ class Alignment(_message.Message):
     def __init__(self, source_start: _Optional[int] = ..., source_end: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("sources", "targets", "source_language", "target_language", "model", "priority")
+    __slots__ = ("sources", "targets", "source_language", "target_language", "model", "priority", "model_version")
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     sources: _containers.RepeatedScalarFieldContainer[str]
     targets: _containers.RepeatedScalarFieldContainer[str]
     source_language: str
     target_language: str
     model: str
     priority: Priority
-    def __init__(self, sources: _Optional[_Iterable[str]] = ..., targets: _Optional[_Iterable[str]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+    model_version: str
+    def __init__(self, sources: _Optional[_Iterable[str]] = ..., targets: _Optional[_Iterable[str]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores", "model", "model_version", "timings")
@@ -282,18 +286,22 @@ class TargetScore(_message.Message):
     def __init__(self, log_prob: _Optional[float] = ..., score: _Optional[float] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_seconds", "encode_seconds", "decode_seconds", "total_seconds", "first_token_seconds")
+    __slots__ = ("queue_seconds", "encode_seconds", "decode_seconds", "total_seconds", "first_token_seconds", "tokenize_seconds", "detokenize_seconds")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DETOKENIZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     queue_seconds: float
     encode_seconds: float
     decode_seconds: float
     total_seconds: float
     first_token_seconds: float
-    def __init__(self, queue_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ...) -> None: ...
+    tokenize_seconds: float
+    detokenize_seconds: float
+    def __init__(self, queue_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., tokenize_seconds: _Optional[float] = ..., detokenize_seconds: _Optional[float] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -306,13 +314,15 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "directions", "precision", "device", "max_source_tokens", "max_target_tokens", "batch_invariant", "max_hypotheses")
+    __slots__ = ("name", "version", "directions", "precision", "device", "max_source_tokens", "max_target_tokens", "batch_invariant", "max_hypotheses", "labels", "traffic_share")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DIRECTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +332,8 @@ class Model(_message.Message):
     MAX_TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     MAX_HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_SHARE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     directions: _containers.RepeatedCompositeFieldContainer[Direction]
@@ -331,7 +343,9 @@ class Model(_message.Message):
     max_target_tokens: int
     batch_invariant: bool
     max_hypotheses: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., directions: _Optional[_Iterable[_Union[Direction, _Mapping]]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., max_hypotheses: _Optional[int] = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    traffic_share: float
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., directions: _Optional[_Iterable[_Union[Direction, _Mapping]]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., max_hypotheses: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., traffic_share: _Optional[float] = ...) -> None: ...
 
 class Direction(_message.Message):
     __slots__ = ("source_language", "target_language")

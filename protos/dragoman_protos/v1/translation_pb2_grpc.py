@@ -28,12 +28,20 @@ if _version_not_supported:
 class TranslationServiceStub:
     """Translates text with the models of a server's repository.
 
-    Errors of every call:
-    INVALID_ARGUMENT: the request is not valid; the message lists every problem.
-    NOT_FOUND: no loaded model has this name or translates this pair; the message lists what there is.
-    RESOURCE_EXHAUSTED: too many texts are waiting; try again later.
-    DEADLINE_EXCEEDED: the deadline passed, or cannot be met; in that case nothing was begun.
-    UNAVAILABLE: the server is shutting down; another one may answer.
+    Errors of every call, each with google.rpc details (ErrorInfo.domain is "dragoman"; the reasons are in parentheses):
+    INVALID_ARGUMENT: the request is not valid; BadRequest lists every problem (INVALID_REQUEST).
+    NOT_FOUND: no loaded model has this name or version or translates this pair; the message lists what there is (NOT_FOUND).
+    UNAUTHENTICATED, PERMISSION_DENIED: the server wants a key, or the key has not the right (UNAUTHENTICATED, NOT_ALLOWED).
+    RESOURCE_EXHAUSTED: too much is waiting (QUEUE_FULL, SHED) or the key's rate is used up (RATE_LIMITED); RetryInfo says
+    when to try again, QuotaFailure which bound it was.
+    DEADLINE_EXCEEDED: the deadline passed (DEADLINE_PASSED), or cannot be met (DEADLINE_UNREACHABLE); in that case nothing
+    was begun, and the ErrorInfo's metadata holds the estimate.
+    UNAVAILABLE: the server is shutting down (SHUTTING_DOWN) or its engine has failed (ENGINE_FAILED); another one may answer.
+    INTERNAL: the model failed on this request (STEP_FAILED), or there is a bug.
+
+    Metadata that callers may send: `authorization: Bearer KEY` where the server wants keys; `x-request-id`, which comes back
+    with the answer and stands in the server's log; `x-dragoman-caller`, on whose behalf a call is made: callers share the
+    server fairly, so that none of them is starved by the flood of another.
     """
 
     def __init__(self, channel):
@@ -72,12 +80,20 @@ class TranslationServiceStub:
 class TranslationServiceServicer:
     """Translates text with the models of a server's repository.
 
-    Errors of every call:
-    INVALID_ARGUMENT: the request is not valid; the message lists every problem.
-    NOT_FOUND: no loaded model has this name or translates this pair; the message lists what there is.
-    RESOURCE_EXHAUSTED: too many texts are waiting; try again later.
-    DEADLINE_EXCEEDED: the deadline passed, or cannot be met; in that case nothing was begun.
-    UNAVAILABLE: the server is shutting down; another one may answer.
+    Errors of every call, each with google.rpc details (ErrorInfo.domain is "dragoman"; the reasons are in parentheses):
+    INVALID_ARGUMENT: the request is not valid; BadRequest lists every problem (INVALID_REQUEST).
+    NOT_FOUND: no loaded model has this name or version or translates this pair; the message lists what there is (NOT_FOUND).
+    UNAUTHENTICATED, PERMISSION_DENIED: the server wants a key, or the key has not the right (UNAUTHENTICATED, NOT_ALLOWED).
+    RESOURCE_EXHAUSTED: too much is waiting (QUEUE_FULL, SHED) or the key's rate is used up (RATE_LIMITED); RetryInfo says
+    when to try again, QuotaFailure which bound it was.
+    DEADLINE_EXCEEDED: the deadline passed (DEADLINE_PASSED), or cannot be met (DEADLINE_UNREACHABLE); in that case nothing
+    was begun, and the ErrorInfo's metadata holds the estimate.
+    UNAVAILABLE: the server is shutting down (SHUTTING_DOWN) or its engine has failed (ENGINE_FAILED); another one may answer.
+    INTERNAL: the model failed on this request (STEP_FAILED), or there is a bug.
+
+    Metadata that callers may send: `authorization: Bearer KEY` where the server wants keys; `x-request-id`, which comes back
+    with the answer and stands in the server's log; `x-dragoman-caller`, on whose behalf a call is made: callers share the
+    server fairly, so that none of them is starved by the flood of another.
     """
 
     def Translate(self, request, context):
@@ -156,12 +172,20 @@ def add_TranslationServiceServicer_to_server(servicer, server):
 class TranslationService:
     """Translates text with the models of a server's repository.
 
-    Errors of every call:
-    INVALID_ARGUMENT: the request is not valid; the message lists every problem.
-    NOT_FOUND: no loaded model has this name or translates this pair; the message lists what there is.
-    RESOURCE_EXHAUSTED: too many texts are waiting; try again later.
-    DEADLINE_EXCEEDED: the deadline passed, or cannot be met; in that case nothing was begun.
-    UNAVAILABLE: the server is shutting down; another one may answer.
+    Errors of every call, each with google.rpc details (ErrorInfo.domain is "dragoman"; the reasons are in parentheses):
+    INVALID_ARGUMENT: the request is not valid; BadRequest lists every problem (INVALID_REQUEST).
+    NOT_FOUND: no loaded model has this name or version or translates this pair; the message lists what there is (NOT_FOUND).
+    UNAUTHENTICATED, PERMISSION_DENIED: the server wants a key, or the key has not the right (UNAUTHENTICATED, NOT_ALLOWED).
+    RESOURCE_EXHAUSTED: too much is waiting (QUEUE_FULL, SHED) or the key's rate is used up (RATE_LIMITED); RetryInfo says
+    when to try again, QuotaFailure which bound it was.
+    DEADLINE_EXCEEDED: the deadline passed (DEADLINE_PASSED), or cannot be met (DEADLINE_UNREACHABLE); in that case nothing
+    was begun, and the ErrorInfo's metadata holds the estimate.
+    UNAVAILABLE: the server is shutting down (SHUTTING_DOWN) or its engine has failed (ENGINE_FAILED); another one may answer.
+    INTERNAL: the model failed on this request (STEP_FAILED), or there is a bug.
+
+    Metadata that callers may send: `authorization: Bearer KEY` where the server wants keys; `x-request-id`, which comes back
+    with the answer and stands in the server's log; `x-dragoman-caller`, on whose behalf a call is made: callers share the
+    server fairly, so that none of them is starved by the flood of another.
     """
 
     @staticmethod

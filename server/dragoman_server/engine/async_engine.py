@@ -7,9 +7,9 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from dragoman_server.engine.engine import Engine
@@ -23,8 +23,10 @@ class EngineDeadError(Exception):
 
 Work = tuple[Seq[int], DecodingOptions]
 """A source and how to decode it."""
-Event = list[int] | Sequence | EngineDeadError
-"""Tokens that have become certain; the finished sequence; or why there will be none."""
+Event = list[int] | Sequence
+"""Tokens that have become certain, or the finished sequence."""
+_News = tuple[Sequence, Event] | EngineDeadError
+"""What has happened to a sequence; or why nothing will any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class _Ticket:
     """Where to tell what becomes of a sequence."""
 
     loop: asyncio.AbstractEventLoop
-    events: asyncio.Queue[Event]
+    events: asyncio.Queue[_News]
 
 
 @dataclass(slots=True)
@@ -139,15 +141,32 @@ class AsyncEngine:
         deadline: float | None = None,
         priority: Priority = Priority.INTERACTIVE,
         caller: str = "",
-    ) -> AsyncIterator[list[int] | Sequence]:
-        """Like `decode`, but hand out output tokens as soon as no later step can change them, and the sequence last."""
-        sequence = self._sequence((source_ids, options), deadline, priority, caller, streams=True)
-        with self._in_line([sequence]) as events:
-            while True:
-                event = _raise_if_error(await events.get())
+    ) -> AsyncIterator[Event]:
+        """Decode one source; see `stream_all`."""
+        async with aclosing(self.stream_all([(source_ids, options)], deadline, priority, caller)) as events:
+            async for _, event in events:
                 yield event
-                if isinstance(event, Sequence):
-                    return
+
+    async def stream_all(
+        self,
+        works: Seq[Work],
+        deadline: float | None = None,
+        priority: Priority = Priority.INTERACTIVE,
+        caller: str = "",
+    ) -> AsyncGenerator[tuple[int, Event]]:
+        """Like `decode_all`, but hand out output tokens as soon as no later step can change them.
+
+        Yields:
+            Places of sources, each with tokens that have become certain; last of each, its finished sequence.
+        """
+        sequences = [self._sequence(work, deadline, priority, caller, streams=True) for work in works]
+        places = {sequence.sequence_id: place for place, sequence in enumerate(sequences)}
+        num_left = len(sequences)
+        with self._in_line(sequences) as events:
+            while num_left:
+                sequence, event = _raise_if_error(await events.get())
+                num_left -= isinstance(event, Sequence)
+                yield places[sequence.sequence_id], event
 
     def _sequence(
         self, work: Work, deadline: float | None, priority: Priority, caller: str, *, streams: bool = False
@@ -165,7 +184,7 @@ class AsyncEngine:
         )
 
     @contextmanager
-    def _in_line(self, sequences: Seq[Sequence]) -> Iterator[asyncio.Queue[Event]]:
+    def _in_line(self, sequences: Seq[Sequence]) -> Iterator[asyncio.Queue[_News]]:
         """Put sequences in line; what becomes of them. Those that have not finished at the end are cancelled."""
         ticket = _Ticket(asyncio.get_running_loop(), asyncio.Queue())
         with self._lock:
@@ -208,9 +227,11 @@ class AsyncEngine:
         finally:
             del self._step_began[id(engine)]
         tickets = self._tickets
-        news: list[tuple[_Ticket | None, Event]] = [(tickets.get(s.sequence_id), ids) for s, ids in output.progressed]
-        news += [(tickets.pop(sequence.sequence_id, None), sequence) for sequence in output.finished]
-        _tell([(ticket, event) for ticket, event in news if ticket is not None])
+        found: list[tuple[_Ticket | None, _News]] = [
+            (tickets.get(s.sequence_id), (s, ids)) for s, ids in output.progressed
+        ]
+        found += [(tickets.pop(s.sequence_id, None), (s, s)) for s in output.finished]
+        _tell([(ticket, news) for ticket, news in found if ticket is not None])
 
     def _die(self, cause: BaseException | None) -> None:
         with self._lock:
@@ -226,23 +247,23 @@ class AsyncEngine:
             self.on_death(cause)
 
 
-def _raise_if_error(event: Event) -> list[int] | Sequence:
-    if isinstance(event, EngineDeadError):
-        raise event
-    return event
+def _raise_if_error(news: _News) -> tuple[Sequence, Event]:
+    if isinstance(news, EngineDeadError):
+        raise news
+    return news
 
 
-def _tell(news: Seq[tuple[_Ticket, Event]]) -> None:
-    """Deliver events from an engine's thread, with one wake-up per event loop."""
+def _tell(news: Seq[tuple[_Ticket, _News]]) -> None:
+    """Deliver news from an engine's thread, with one wake-up per event loop."""
     loops = {id(ticket.loop): ticket.loop for ticket, _ in news}
     for key, loop in loops.items():
-        batch = [(ticket.events, event) for ticket, event in news if id(ticket.loop) == key]
+        batch = [(ticket.events, item) for ticket, item in news if id(ticket.loop) == key]
         try:
             loop.call_soon_threadsafe(_put_all, batch)
         except RuntimeError:  # the loop is closed: nobody is left to tell
             continue
 
 
-def _put_all(batch: Seq[tuple[asyncio.Queue[Event], Event]]) -> None:
-    for events, event in batch:
-        events.put_nowait(event)
+def _put_all(batch: Seq[tuple[asyncio.Queue[_News], _News]]) -> None:
+    for events, item in batch:
+        events.put_nowait(item)

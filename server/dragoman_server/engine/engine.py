@@ -33,8 +33,8 @@ _MAX_FAILURES = 3
 class EngineObserver(Protocol):
     """Is told what an engine does; called on the engine's thread, so it must be quick."""
 
-    def step_done(self, output: StepOutput, num_waiting: int, num_rows: int) -> None:
-        """A step has been committed; the counts are those after it."""
+    def step_done(self, output: StepOutput, line: WaitingLine, num_rows: int) -> None:
+        """A step has been committed; the line and the number of rows are as they are after it."""
 
 
 class EngineStateError(Exception):
@@ -94,14 +94,14 @@ class Engine:
     def step(self) -> StepOutput:
         """Decode every running row by one token: expire, plan, encode, decode, commit.
 
-        If the model fails, the sequences that it was working on end with the error and the others go on, as long as it is
-        certain that nothing else has changed.
+        If the model fails, the sequences that it was working on end with the error and the others go on, as long as it
+        is certain that nothing else has changed.
 
         Raises:
             Exception: the engine's state is unknown, or the model keeps failing; it must not be stepped again.
         """
         self._expire()
-        plan, preempted = self.scheduler.plan()
+        plan, preempted = self.scheduler.plan(self.pace.encode_tokens_per_s)
         encoding = self._encode(plan)
         decoding = self._decode(plan) if encoding.is_done else _Work()
         advanced = self._commit(plan, decoding)
@@ -120,7 +120,7 @@ class Engine:
         )
         self.pace.observe(output, is_saturated=self.scheduler.line.num_waiting > 0)
         if self.observer is not None:
-            self.observer.step_done(output, self.scheduler.line.num_waiting, len(self.table.rows))
+            self.observer.step_done(output, self.scheduler.line, len(self.table.rows))
         return output
 
     def _expire(self) -> None:

@@ -26,8 +26,10 @@ class Pace:
     """Of a decode step."""
     encode_token_s: float = math.inf
     """Encoder time per source token."""
+    encode_tokens_per_s: float = math.inf
+    """Source tokens, padding included, that the encoder does, a running mean."""
     target_ratio: float = 1.0
-    """Target tokens per source token, a running mean."""
+    """Decode steps per source token, a running mean."""
     tokens_per_s: float = math.inf
     """Target tokens of all rows per second and engine while sequences had to wait, a running mean."""
 
@@ -35,15 +37,17 @@ class Pace:
         """Learn from a step; `is_saturated` says whether others were waiting."""
         if is_saturated and output.num_rows:
             rate = output.num_rows / (output.encode_s + output.decode_s)
-            first = math.isinf(self.tokens_per_s)
-            self.tokens_per_s = rate if first else self.tokens_per_s + _RECENT * (rate - self.tokens_per_s)
+            self.tokens_per_s = _mean(self.tokens_per_s, rate)
+        if output.num_source_tokens and output.encode_s:
+            rate = (output.num_source_tokens + output.num_padding_tokens) / output.encode_s
+            self.encode_tokens_per_s = _mean(self.encode_tokens_per_s, rate)
         if output.num_rows:
             self.step_s = min(self.step_s, output.decode_s)
         if output.num_source_tokens:
             self.encode_token_s = min(self.encode_token_s, output.encode_s / output.num_source_tokens)
         for sequence in output.finished:
-            if sequence.finish_reason is FinishReason.EOS:
-                ratio = len(sequence.output_ids) / len(sequence.source_ids)
+            if sequence.finish_reason in {FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH}:
+                ratio = sequence.num_steps / len(sequence.source_ids)
                 self.target_ratio += _RECENT * (ratio - self.target_ratio)
 
     def least_seconds(self, source_lengths: Seq[int]) -> float:
@@ -70,3 +74,8 @@ class Pace:
         """Target tokens that need not be decoded because a sequence was dropped; an estimate."""
         limit = min(self.expected_tokens(len(sequence.source_ids)), sequence.options.max_target_tokens)
         return max(0.0, limit - sequence.num_steps)
+
+
+def _mean(mean: float, observed: float) -> float:
+    """A running mean; infinite before the first observation."""
+    return observed if math.isinf(mean) else mean + _RECENT * (observed - mean)

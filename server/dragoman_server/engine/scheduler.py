@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from dragoman_server.engine.request import FinishReason, Priority, Row, Sequence, SequenceStatus, StepPlan
 from dragoman_server.engine.waiting_line import WaitingLine
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -17,6 +19,8 @@ class SchedulerLimits:
     """Rows that run side by side: the slots of a cache."""
     max_encode_tokens: int
     """Source tokens encoded between two decode steps; a longer single source is encoded alone."""
+    max_encode_s: float = 0.0
+    """Seconds that it may take to encode newcomers while others run; lowers `max_encode_tokens`. 0 is no limit."""
     max_bulk_rows: int = 0
     """Rows of bulk work that may go along while interactive work runs; the others pause where they are."""
 
@@ -104,12 +108,16 @@ class _Admission:
         table: of its rows.
         num_reserved: rows that are taken.
         share: rows after which the other engines shall go first.
+        encode_budget: source tokens that newcomers may have; a longer single source is encoded alone.
     """
 
-    def __init__(self, limits: SchedulerLimits, table: RowTable, num_reserved: int, share: int) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, table: RowTable, num_reserved: int, share: int, encode_budget: float
+    ) -> None:
         self._limits = limits
         self._num_reserved = num_reserved
         self._share = share
+        self._encode_budget = encode_budget
         self._num_interactive = table.num_interactive
         self._num_bulk = len(table.rows) - table.num_interactive
         self._num_tokens = 0
@@ -119,7 +127,7 @@ class _Admission:
         num_tokens = self._num_tokens + len(sequence.source_ids)
         within_rows = self._num_reserved + sequence.max_rows <= self._limits.max_rows
         within_share = self._num_reserved < self._share
-        within_budget = not self._num_tokens or num_tokens <= self._limits.max_encode_tokens
+        within_budget = not self._num_tokens or num_tokens <= self._encode_budget
         if not (within_rows and within_share and within_budget and self._would_run(sequence)):
             return False
         self._num_tokens = num_tokens
@@ -174,22 +182,35 @@ class Scheduler:
         """Whether nothing runs here."""
         return not self.running
 
-    def plan(self) -> tuple[StepPlan, list[Sequence]]:
+    def plan(self, encode_tokens_per_s: float = math.inf) -> tuple[StepPlan, list[Sequence]]:
         """Let newcomers join while rows and the encoding budget allow, and say what the step does.
+
+        Args:
+            encode_tokens_per_s: how fast source tokens have been encoded lately.
 
         Returns:
             The plan, and the bulk sequences that had to give their rows back for it.
         """
         preempted = list(self._make_room())
-        newcomers = list(self._admit())
+        newcomers = list(self._admit(self._encode_budget(encode_tokens_per_s)))
         num_rows = len(self.table.rows)
         if self.table.num_interactive:
             bulk = self.table.rows[self.table.num_interactive :][: self.limits.max_bulk_rows]
             num_rows = self.table.num_interactive + _num_whole(bulk)
         return StepPlan(newcomers, self.table.rows[:num_rows]), preempted
 
-    def _admit(self) -> Iterator[Sequence]:
-        admission = _Admission(self.limits, self.table, self.num_reserved, max(self.line.fair_share(), 1))
+    def _encode_budget(self, encode_tokens_per_s: float) -> float:
+        """Source tokens that newcomers may have; time matters only if somebody is stalled meanwhile."""
+        limits = self.limits
+        if not limits.max_encode_s or not self.running:
+            return limits.max_encode_tokens
+        return min(limits.max_encode_tokens, limits.max_encode_s * encode_tokens_per_s)
+
+    def _admit(self, encode_budget: float) -> Iterator[Sequence]:
+        if not self.line.num_waiting:
+            return
+        share = max(self.line.fair_share(), 1)
+        admission = _Admission(self.limits, self.table, self.num_reserved, share, encode_budget)
         for sequence in self.line.take(admission.fits):
             sequence.status = SequenceStatus.RUNNING
             self.num_reserved += sequence.max_rows

@@ -41,7 +41,7 @@ class _Caller:
 
 
 class _FairQueue:
-    """Sequences of one priority. Callers take turns by the tokens that they ask for, each one's own in order of arrival.
+    """Sequences of one priority. Callers take turns by the tokens that they ask for; each one's own keep their order.
 
     This is start-time fair queuing (Goyal et al., 1996): a sequence's turn is the virtual time at which its caller's
     earlier ones are over; virtual time is the turn of whoever was served last. A caller that has little in line is
