@@ -13,6 +13,7 @@ from dragoman_server.settings import ServerSettings
 from tests.benchmarks.results import RESULTS, Row
 
 ROOT = Path(__file__).parent.parent
+SERVICE = RESULTS.with_name("service.json")
 _NOTES = "[tried]: tests/benchmarks/NOTES.md"
 """Where a goal that was missed leads to."""
 _MODEL_COLUMNS = "{}: ours | best peer | ratio | of roofline"
@@ -98,6 +99,17 @@ def _cells(row: Row) -> str:
     return f"{row.ours:g}{goals['ours']} | {peer} | {ratio}{goals['ratio']} | {share}"
 
 
+def service_table(path: Path = SERVICE) -> str:
+    """The servers under load."""
+    report = json.loads(path.read_text(encoding="utf-8"))
+    lines = [_measured(report), "", "| | ours | peer | ratio |", "|---|--:|--:|--:|"]
+    for row in (Row(**fields) for fields in report["rows"]):
+        goal = "" if row.target is None else " ✓" if row.meets_target else f" [of {row.target:g}][tried]"
+        peer = "" if row.peer is None else f"{row.peer:g} ({row.peer_name})"
+        lines.append(f"| {row.benchmark} | {row.ours:g} | {peer} | {'' if row.ratio is None else row.ratio}{goal} |")
+    return "\n".join(lines)
+
+
 def settings_table() -> str:
     """Every setting of the server, with its default."""
     lines = ["| flag | default | |", "|---|---|---|"]
@@ -115,4 +127,4 @@ def _default(name: str, value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(f"{quality_table()}\n\n{settings_table()}\n\n{benchmark_table()}")
+    print(f"{quality_table()}\n\n{settings_table()}\n\n{benchmark_table()}\n\n{service_table()}")

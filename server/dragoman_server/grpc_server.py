@@ -184,7 +184,11 @@ class Server:
         if self.settings.metrics_port < 0:
             return lambda: None
         host = self.settings.metrics_host or self.settings.host
-        server, thread = start_http_server(self.settings.metrics_port, host, self.metrics.registry)
+        try:
+            server, thread = start_http_server(self.settings.metrics_port, host, self.metrics.registry)
+        except OSError as error:
+            where = f"{host}:{self.settings.metrics_port}"
+            raise OSError(f"metrics cannot be served on {where} (--metrics-port): {error.strerror}") from error
         self.metrics_port = server.server_port
         _LOG.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
 

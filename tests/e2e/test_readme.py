@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server_process import running_server
-from tests.readme import ROOT, benchmark_table, bundled_models, quality_table, settings_table
+from tests.readme import ROOT, benchmark_table, bundled_models, quality_table, service_table, settings_table
 from tests.reversal import sentences, write_pairs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -112,6 +112,7 @@ def test_the_quality_table_is_the_manifests() -> None:
 
 def test_the_benchmark_table_is_what_was_measured() -> None:
     assert benchmark_table() in README
+    assert service_table() in README
 
 
 def test_the_settings_table_is_the_servers() -> None:

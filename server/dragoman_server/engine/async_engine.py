@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import queue
 import threading
 import time
@@ -15,6 +16,9 @@ from dataclasses import dataclass, field
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.request import DecodingOptions, FinishReason, Priority, Sequence, SequenceTimes
 from dragoman_server.engine.waiting_line import WaitingLine
+
+_NICENESS = 5
+"""By which engines stand behind the event loop; measured in tests/benchmarks/NOTES.md."""
 
 
 class EngineDeadError(Exception):
@@ -206,6 +210,8 @@ class AsyncEngine:
         self.line.wake()
 
     def _run(self, engine: Engine, inbox: queue.SimpleQueue[Sequence]) -> None:
+        # On Linux, a priority is a thread's own: where all cores are busy, calls are taken and answered first.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
         try:
             while not self._is_stopping:
                 while not inbox.empty():
