@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -62,7 +63,8 @@ async def inside(models: Path, *options: str) -> AsyncIterator[Inside]:
 async def health_after(address: str, status: str) -> None:
     """Wait until health says something else than `status`, or the server has gone."""
     async with grpc.aio.insecure_channel(address) as channel:
-        watch: Any = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for response in watch:
                 if health_pb2.HealthCheckResponse.ServingStatus.Name(response.status) != status:
@@ -90,7 +92,7 @@ async def test_one_failed_step_fails_its_calls_and_no_others(reversal_models: Pa
 
 
 async def test_an_engine_that_keeps_failing_ends_the_process_for_its_supervisor(reversal_models: Path) -> None:
-    def fail(rows: Any) -> None:
+    def fail(rows: Any) -> None:  # noqa: ARG001
         raise MemoryError("no memory")
 
     async with inside(reversal_models, "--instances", "1") as started:
@@ -132,12 +134,12 @@ async def test_a_stuck_step_is_noticed_and_ends_the_process(
 
 
 def test_a_log_that_cannot_be_written_stops_nobody(reversal_models: Path) -> None:
-    program = (
-        "import os, sys; fd = os.open('/dev/full', os.O_WRONLY); os.dup2(fd, 2); os.execv(sys.executable, sys.argv[1:])"
-    )
-    port = "50987"
-    command = [sys.executable, "-c", program, sys.executable, "-m", "dragoman_server", "--models", str(reversal_models)]
-    process = subprocess.Popen([*command, "--port", port, "--metrics-port", "-1", "--log-requests"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "dragoman_server", "--models", str(reversal_models), "--port", port]
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen([*command, "--metrics-port", "-1", "--log-requests"], stderr=full)
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             grpc.channel_ready_future(channel).result(timeout=30)
