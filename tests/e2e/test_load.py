@@ -39,12 +39,12 @@ class FakeService(pb_grpc.TranslationServiceServicer):
 @asynccontextmanager
 async def fake_server(behaviour: Behaviour) -> AsyncIterator[str]:
     """The address of a server that behaves so."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     pb_grpc.add_TranslationServiceServicer_to_server(FakeService(behaviour), server)
-    port = server.add_insecure_port("localhost:0")
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield f"localhost:{port}"
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
 
