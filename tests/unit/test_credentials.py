@@ -55,7 +55,7 @@ class Recorder(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def running(credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[tuple[str, Recorder]]:
-    server, recorder = grpc.aio.server(), Recorder()
+    server, recorder = grpc.aio.server(options=[("grpc.so_reuseport", 0)]), Recorder()
     server.add_generic_rpc_handlers([recorder])
     port = (
         server.add_insecure_port("localhost:0")

@@ -40,7 +40,7 @@ class Echo(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def running(credentials: grpc.ServerCredentials) -> AsyncIterator[tuple[int, Echo]]:
-    server, echo = grpc.aio.server(), Echo()
+    server, echo = grpc.aio.server(options=[("grpc.so_reuseport", 0)]), Echo()
     server.add_generic_rpc_handlers([echo])
     port = server.add_secure_port("localhost:0", credentials)
     await server.start()
