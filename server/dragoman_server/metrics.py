@@ -97,7 +97,6 @@ class Metrics:
         self.batch_invariant = self._gauge(
             "batch_invariant", "1 if results are bitwise the same whatever else is being decoded.", *_MODEL
         )
-        self.traffic_share = self._gauge("traffic_share", "Share of the calls that name no version.", *_MODEL)
         self.model_info = self._gauge("model_info", "1 for every loaded version.", *_MODEL, "device", "precision")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
