@@ -227,7 +227,7 @@ class Server:
         while limit:
             await asyncio.sleep(min(_WATCH_S, limit / 4))
             for model in self.repository:
-                if (seconds := model.engine.longest_step()) > limit:
+                if model.engine.is_alive and (seconds := model.engine.longest_step()) > limit:
                     _LOG.critical("a step of %s has not ended for %.1f s; where every thread is:", model.name, seconds)
                     faulthandler.dump_traceback(sys.stderr)
                     model.engine.give_up(StuckError(f"a step has not ended for {seconds:.1f} s (--watchdog-seconds)"))

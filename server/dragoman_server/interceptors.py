@@ -208,7 +208,7 @@ async def _abort(context: Context, call: Call, error: ServiceError) -> None:
 def _num_characters(request: Message) -> int:
     """Of all texts of a request."""
     if isinstance(request, translation_pb2.TranslateRequest):
-        return sum(map(len, request.texts))
+        return sum(map(len, request.texts)) + sum(map(len, request.target_prefixes))
     if isinstance(request, translation_pb2.ScoreRequest):
         return sum(map(len, request.sources)) + sum(map(len, request.targets))
     return 0

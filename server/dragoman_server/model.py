@@ -136,7 +136,10 @@ class ServedModel:
         self.settings = settings = _within_memory(settings, bundle, variant)
         self.max_hypotheses = min(settings.max_hypotheses, settings.slots_per_instance)
         self.pace = Pace()
-        self.tokenizer: Tokenizer = SentencePieceTokenizer(bundle.file(manifest.tokenizer))
+        try:
+            self.tokenizer: Tokenizer = SentencePieceTokenizer(bundle.file(manifest.tokenizer))
+        except ValueError as error:
+            raise BundleError(bundle.path, [str(error)]) from error
         runners = new_runners(model, settings.slots_per_instance, settings.num_instances)
         self.num_slots = settings.slots_per_instance * settings.num_instances
         self.cache_bytes = sum(runner.cache.num_bytes for runner in runners)

@@ -40,10 +40,16 @@ class SentencePieceTokenizer:
 
     Args:
         path: of the model file.
+
+    Raises:
+        ValueError: it is not a SentencePiece model.
     """
 
     def __init__(self, path: Path) -> None:
-        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"SentencePiece cannot read {path.name}: {error}") from error
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import re
 import shutil
@@ -464,6 +465,19 @@ def test_a_damaged_bundle_is_not_served(reversal_models: Path, tmp_path: Path) -
     code, message = refused_start("--models", str(models))
     assert code == 1
     assert "file weights.cpu-int8.bin has changed" in message
+
+
+def test_a_bundle_whose_tokenizer_is_none_is_not_served(reversal_models: Path, tmp_path: Path) -> None:
+    """Its digest is right, so it is SentencePiece that finds out."""
+    models = Path(shutil.copytree(reversal_models, tmp_path / "models"))
+    junk, path = b"no model", models / "reversal" / "1" / MANIFEST
+    (path.parent / "tokenizer.model").write_bytes(junk)
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["files"]["tokenizer.model"] = {"sha256": hashlib.sha256(junk).hexdigest(), "size": len(junk)}
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    code, message = refused_start("--models", str(models))
+    assert code == 1
+    assert "SentencePiece cannot read tokenizer.model" in message
 
 
 def test_a_bundle_with_wrong_goldens_is_not_served(reversal_models: Path, tmp_path: Path) -> None:
