@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman_protos.v1 import admin_pb2
 from dragoman_protos.v1 import translation_pb2 as pb
@@ -151,3 +152,17 @@ async def test_afterwards_nothing_is_left_behind(server: ServerProcess) -> None:
         pytest.fail("rows are still running")
     assert "Traceback" not in server.log()
     assert 'reason="BUG"' not in page
+    labels = {
+        (name, value)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        for name, value in sample.labels.items()
+    }
+    assert {value for name, value in labels if name == "model"} <= {"", "reversal"}
+    assert {value for name, value in labels if name == "version"} <= {"", "1"}
+    assert {value for name, value in labels if name == "priority"} <= {"", "interactive", "bulk"}
+    methods = {path.rpartition("/")[2] for path in METHODS}
+    assert {value for name, value in labels if name == "method"} <= methods
+    assert {name for name, _ in labels} <= {
+        "model", "version", "priority", "method", "code", "reason", "phase", "engine", "device", "precision", "le",
+    }  # fmt: skip
