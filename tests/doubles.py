@@ -32,6 +32,7 @@ class EchoRunner:
     ) -> None:
         self.failing_steps = failing_steps
         self.failing_encodes = failing_encodes
+        self.is_alone = False
         self.num_encodes = 0
         self.num_steps = 0
         self.rows_per_step: list[int] = []

@@ -79,7 +79,9 @@ def train(
     vocab_size: Annotated[int, typer.Option(help="Pieces of the shared SentencePiece vocabulary.", min=1)] = 8000,
     tokenizer_kind: Annotated[TokenizerKind, typer.Option(help="SentencePiece algorithm.")] = "unigram",
     tokenizer: Annotated[Path | None, typer.Option(help="SentencePiece model to use; trained if not given.")] = None,
-    initial_weights: Annotated[Path | None, typer.Option(help="A checkpoint directory to start from.")] = None,
+    initial_weights: Annotated[
+        Path | None, typer.Option(help="A checkpoint to start from, or a bundle, whose tokenizer is then the default.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Drop examples with a longer side, in tokens.")] = 128,
     max_ratio: Annotated[float, typer.Option(help="Drop examples with a larger length ratio; 0 disables.")] = 4.0,
     label_smoothing: Annotated[

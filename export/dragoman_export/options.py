@@ -70,7 +70,7 @@ class RunOptions:
     tokenizer: Path | None = None
     """A SentencePiece model to use instead of training one."""
     initial_weights: Path | None = None
-    """A checkpoint to start from instead of random weights."""
+    """A checkpoint or a bundle to start from instead of random weights; a bundle brings its tokenizer along."""
     limits: CleaningLimits = field(default_factory=CleaningLimits)
     max_validation_sentences: int = 0
     """Of each validation file, per validation; 0 uses all."""

@@ -56,6 +56,12 @@ def restore_model(bundle: Bundle, variant: Variant) -> Transformer:
     return model.eval()
 
 
+def restore_most_precise(bundle: Bundle) -> Transformer:
+    """A PyTorch model with the weights of the variant that rounded them least."""
+    best = min(bundle.manifest.variants, key=lambda variant: ("fp32", "fp16", "int8").index(variant.precision))
+    return restore_model(bundle, best)
+
+
 def _initializers(path: Path) -> dict[str, Array]:
     model = onnx.load(path)
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dragoman_bundle.architecture import Architecture
-from dragoman_bundle.bundle import Samples
+from dragoman_bundle.bundle import Samples, load_bundle
+from dragoman_bundle.manifest import MANIFEST
 from dragoman_export.batching import WeightedExamples
 from dragoman_export.checkpoint import assign_weights, load_weights, step_directories, write_atomically
 from dragoman_export.corpus import CleaningReport, Direction, Pair
@@ -23,6 +25,7 @@ from dragoman_export.evaluation import read_test_sets
 from dragoman_export.model import Transformer
 from dragoman_export.options import RunOptions, TrainingOptions
 from dragoman_export.preparation import clean_corpora, encode_corpora, train_shared_tokenizer
+from dragoman_export.restoring import restore_most_precise
 from dragoman_export.tokenization import check_tags, load_tokenizer
 from dragoman_export.training import Trainer
 
@@ -112,10 +115,14 @@ def _check_directions(directions: Sequence[Direction]) -> None:
 def _make_tokenizer(run: RunOptions, cleaned: Sequence[Sequence[Any]]) -> None:
     run.directory.mkdir(parents=True, exist_ok=True)
     aside = run.directory / f".partial-{_TOKENIZER}"
-    if run.tokenizer is None:
+    given = run.tokenizer
+    if given is None and run.initial_weights is not None and _is_bundle(run.initial_weights):
+        bundle = load_bundle(run.initial_weights)
+        given = bundle.file(bundle.manifest.tokenizer)
+    if given is None:
         train_shared_tokenizer(cleaned, run.directions, aside, run.vocab_size, run.tokenizer_kind)
     else:
-        aside.write_bytes(run.tokenizer.read_bytes())
+        aside.write_bytes(given.read_bytes())
     load_tokenizer(aside)
     aside.rename(run.directory / _TOKENIZER)
 
@@ -140,9 +147,20 @@ def _initial_model(
     longest = max(max(len(e.source), len(e.target) + 1) for weighted in examples for e in weighted.examples)
     model = Transformer(arch, options.dropout, max_positions=max(1024, longest))
     if run.initial_weights is not None:
-        _, weights = load_weights(run.initial_weights)
-        assign_weights(model, weights, run.initial_weights)
+        assign_weights(model, _weights_to_start_from(run.initial_weights), run.initial_weights)
     return model
+
+
+def _weights_to_start_from(path: Path) -> dict[str, Tensor]:
+    if _is_bundle(path):
+        restored = restore_most_precise(load_bundle(path))
+        return {name: parameter.detach() for name, parameter in restored.named_parameters()}
+    _, weights = load_weights(path)
+    return weights
+
+
+def _is_bundle(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
 
 
 def _describe(run: RunOptions, options: TrainingOptions, arch: Architecture, reports: Sequence[CleaningReport]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dragoman_bundle.bundle import Bundle, load_bundle
@@ -45,6 +46,8 @@ class EngineSettings:
     """Engines, each on a thread of its own."""
     num_threads: int
     """Threads of a graph, per instance."""
+    num_solo_threads: int
+    """Likewise, of a large model's, while the other instances have no work."""
     max_hypotheses: int
     """Widest beam, most alternatives, most samples of one text."""
     device: WantedDevice = "auto"
@@ -129,7 +132,7 @@ class ServedModel:
         self.name = manifest.name
         self.version = version
         self.manifest = manifest
-        model = open_model(bundle, variant, settings.precision, settings.num_threads)
+        model = open_model(bundle, variant, settings.precision, settings.num_threads, settings.num_solo_threads)
         self.variant = variant = model.variant
         if variant.device == "cuda":  # a second instance would wait for the first one's kernels
             settings = dataclasses.replace(settings, num_instances=1)
@@ -151,7 +154,10 @@ class ServedModel:
         )
         end_id = manifest.special_ids.end
         for runner in runners:
-            self._check_goldens(Engine(runner, limits, WaitingLine(len(variant.goldens)), end_id), bundle.path)
+            for rows_elsewhere in (0, 1) if model.has_solo else (1,):
+                line = WaitingLine(len(variant.goldens))
+                line.loads.append(partial(int, rows_elsewhere))
+                self._check_goldens(Engine(runner, limits, line, end_id), bundle.path)
         line = WaitingLine(settings.max_waiting, settings.max_waiting_tokens)
         engines = [
             Engine(runner, limits, line, end_id, self.pace, observe(self.name, version, instance))

@@ -65,6 +65,11 @@ class ServerSettings(BaseSettings):
     )
     instances: int = Field(0, ge=0, description="engines per model, each on its own thread; 0 chooses")
     threads: int = Field(0, ge=0, description="threads of each instance's graphs; 0 chooses")
+    solo_threads: int = Field(
+        0,
+        ge=0,
+        description="threads of a large model's graphs while only one instance has work; 0: all of them",
+    )
     max_waiting: int = Field(
         4096, ge=1, description="texts of each priority that may wait for a slot, per model; more are refused"
     )
@@ -169,7 +174,8 @@ class ServerSettings(BaseSettings):
         """How much each of `num_models` models may take, without using any core twice.
 
         One thread per instance and as many instances as there are cores serve most: threads of one graph wait for each
-        other at every operator, instances never do. With `threads` given, instances share the cores among them.
+        other at every operator, instances never do. With `threads` given, instances share the cores among them. An
+        instance that has the model to itself may use the threads of all.
         """
         cores = max(1, len(os.sched_getaffinity(0)) // max(num_models, 1))
         threads = self.threads or (max(1, cores // self.instances) if self.instances else 1)
@@ -185,6 +191,7 @@ class ServerSettings(BaseSettings):
             max_hypotheses=self.max_hypotheses,
             num_instances=instances,
             num_threads=threads,
+            num_solo_threads=self.solo_threads or instances * threads,
             device=self.device,
             precision=self.precision,
         )

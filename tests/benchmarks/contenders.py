@@ -50,7 +50,12 @@ def ours_by_default(precision: str) -> Contender:
 
 def _ours(precision: str, limits: Mapping[str, int]) -> Contender:
     settings = ServerSettings.model_validate({}).engine_settings(1)
-    options = {"precision": precision, "instances": settings.num_instances, "threads": settings.num_threads}
+    options = {
+        "precision": precision,
+        "instances": settings.num_instances,
+        "threads": settings.num_threads,
+        "solo_threads": settings.num_solo_threads,
+    }
     name = f"{OURS} {precision} {settings.num_instances}x{settings.num_threads}"
     return Contender(name=name, engine="dragoman", options={**options, **limits})
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dragoman_bundle.bundle import Bundle, Samples
 from dragoman_export.bundling import load_step_model
 from dragoman_export.corpus import Direction
-from dragoman_export.decoding import beam_search, greedy_search
+from dragoman_export.decoding import LengthLimit, beam_search, greedy_search
 from dragoman_export.evaluation import encode_source
 from dragoman_export.onnx_steps import OnnxStepModel
 from dragoman_export.tokenization import load_tokenizer
@@ -75,10 +75,15 @@ def run(engine: Engine, *sequences: Sequence) -> None:
         engine.step()
 
 
+def reference_limit(source: list[int]) -> int:
+    """How long the reference lets an output get: the toy model does not end all of them by itself."""
+    return LengthLimit()(len(source))
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_greedy_search_all_at_once_is_the_references_one_by_one(case: Case, num_threads: int) -> None:
     expected = [greedy_search(case.reference, [np.array(source)])[0] for source in case.sources]
-    sequences = [make_sequence(i, source, 60) for i, source in enumerate(case.sources)]
+    sequences = [make_sequence(i, source, reference_limit(source)) for i, source in enumerate(case.sources)]
     run(make_engine(case, 16, num_threads), *sequences)
     assert [sequence.output_ids for sequence in sequences] == expected
 
@@ -90,8 +95,9 @@ def test_beam_search_all_at_once_is_the_references_one_by_one(case: Case, width:
         beam_search(case.reference, [np.array(source)], width, length_penalty)[0] for source in case.sources[:25]
     ]
     search = BeamSearch(width=width, length_penalty=length_penalty)
-    limits = [min(256, 2 * len(source) + 20) for source in case.sources]
-    sequences = [make_sequence(i, case.sources[i], limits[i], search=search) for i in range(25)]
+    sequences = [
+        make_sequence(i, source, reference_limit(source), search=search) for i, source in enumerate(case.sources[:25])
+    ]
     run(make_engine(case, 16), *sequences)
     assert [sequence.output_ids for sequence in sequences] == expected
 
@@ -208,6 +214,30 @@ def assert_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
         assert (a.attention is None) == (b.attention is None)
         if a.attention is not None and b.attention is not None:
             np.testing.assert_array_equal(a.attention, b.attention)
+
+
+def test_an_engine_that_is_alone_takes_more_threads_and_gives_the_same(case: Case, reversal_bundle: Bundle) -> None:
+    model = OnnxModel(reversal_bundle, case.models[1].variant, num_threads=1, num_solo_threads=2)
+    line, num_rows_elsewhere = WaitingLine(1000), [0]
+    line.loads.append(lambda: num_rows_elsewhere[0])
+    runner = OnnxModelRunner(model, 32)
+    engine = Engine(runner, SchedulerLimits(max_rows=32, max_encode_tokens=100), line, END)
+    wanted: list[Mapping[str, Any]] = [
+        {"max_target_tokens": 30, "search": BeamSearch(width=2) if i % 2 else GreedySearch(), "log_probs": True}
+        for i in range(20)
+    ]
+    sequences = [make_sequence(i, case.sources[i], **options) for i, options in enumerate(wanted)]
+    line.add(*sequences)
+    was_alone: list[bool] = []
+    while engine.has_work:
+        num_rows_elsewhere[0] = 100 * (len(was_alone) // 3 % 2)  # company comes and goes while they run
+        engine.step()
+        was_alone.append(runner.is_alone)
+    assert was_alone[:9] == [True] * 3 + [False] * 3 + [True] * 3
+    threads = [s.decoder.get_session_options().intra_op_num_threads for s in (model.solo, model.shared)]
+    assert threads == [2, 1]
+    for each, options in zip(sequences, wanted, strict=True):
+        assert_same(each.hypotheses, alone(case, list(each.source_ids), options))
 
 
 def test_scoring_what_greedy_search_said_gives_its_log_probabilities(case: Case) -> None:

@@ -14,23 +14,27 @@ import torch
 from onnx import numpy_helper
 
 from dragoman_bundle import tensors
-from dragoman_bundle.architecture import Architecture
+from dragoman_bundle.architecture import PRESETS, Architecture
 from dragoman_bundle.bundle import Bundle, digest, load_bundle
 from dragoman_bundle.manifest import MANIFEST, BundleError, parse_manifest, variant_tensors
 from dragoman_bundle.tensors import DType
 from dragoman_export.batching import Ids
 from dragoman_export.bundling import load_step_model, model_weights
 from dragoman_export.checkpoint import load_model
+from dragoman_export.corpus import Corpus
 from dragoman_export.decoding import LengthLimit, TorchStepModel, beam_search, greedy_search
+from dragoman_export.distributed import Process
 from dragoman_export.errors import ParityError
 from dragoman_export.graphs import build_graphs
 from dragoman_export.linear import FloatLinear, quantise_weight
 from dragoman_export.model import Transformer
 from dragoman_export.onnx_steps import OnnxStepModel, open_session
+from dragoman_export.options import RunOptions, TrainingOptions
 from dragoman_export.parity import check_interface, compare
 from dragoman_export.restoring import restore_model
-from dragoman_export.runs import open_run
+from dragoman_export.runs import open_run, train
 from dragoman_export.verification import quantize_bundle, verify_bundle
+from tests.reversal import DIRECTION, sentences, write_pairs
 
 LIMIT = LengthLimit(maximum=20)
 
@@ -101,6 +105,26 @@ def test_a_trained_model_is_exported_with_proof(precision: str, reversal_bundle:
         assert parity.max_abs_logit_difference <= 1e-4
         assert parity.num_identical == parity.num_sentences
     assert len(variant.goldens) == 6
+
+
+def test_training_starts_from_a_bundle_with_its_tokenizer(reversal_bundle: Bundle, tmp_path: Path) -> None:
+    run = RunOptions(
+        directory=tmp_path / "run",
+        directions=(DIRECTION,),
+        corpora=(Corpus((write_pairs(tmp_path / "train.tsv", sentences(100, seed=5)),)),),
+        validation=(),
+        architecture=PRESETS["tiny"],
+        initial_weights=reversal_bundle.path,
+    )
+    train(run, TrainingOptions(learning_rate=0.0, max_steps=1, average=0), Process())
+    assert (
+        open_run(run.directory).tokenizer_path.read_bytes() == (reversal_bundle.path / "tokenizer.model").read_bytes()
+    )
+    variant = reversal_bundle.variant("cpu", "fp32")
+    assert variant is not None
+    trained = dict(load_model(open_run(run.directory).weights()).named_parameters())
+    for name, parameter in restore_model(reversal_bundle, variant).named_parameters():
+        assert torch.equal(trained[name], parameter), name
 
 
 def test_the_bundles_weights_are_the_checkpoints(reversal_run: Path, reversal_bundle: Bundle) -> None:

@@ -11,12 +11,19 @@ import onnxruntime
 import pytest
 
 from dragoman_bundle.architecture import Architecture
-from dragoman_bundle.manifest import BundleError
+from dragoman_bundle.manifest import BundleError, FileDigest
 from dragoman_export.linear import FloatLinear
 from dragoman_export.model import Transformer
 from dragoman_server.engine import cuda, devices
 from dragoman_server.engine.device_model import DeviceModel
-from dragoman_server.engine.devices import DeviceChoice, WantedDevice, choose_device, choose_variant, open_model
+from dragoman_server.engine.devices import (
+    LEAST_SOLO_BYTES,
+    DeviceChoice,
+    WantedDevice,
+    choose_device,
+    choose_variant,
+    open_model,
+)
 from dragoman_server.engine.model_runner import OnnxModel
 from tests.bare_model import write_graphs
 
@@ -27,16 +34,18 @@ ARCH = Architecture(vocab_size=20, d_model=16, num_heads=2, d_ff=16, encoder_lay
 class StubBundle:
     """A bundle as far as devices are concerned."""
 
-    def __init__(self, directory: Path, *variants: str, has_rows: bool = True) -> None:
+    def __init__(self, directory: Path, *variants: str, has_rows: bool = True, weight_bytes: int = 1000) -> None:
         self.path = directory
         self.variants = [self._variant(*kind.split("-"), has_rows=has_rows) for kind in variants]
-        self.manifest = SimpleNamespace(name="stub", architecture=ARCH, variants=self.variants)
+        files = {"weights.bin": FileDigest(size=weight_bytes, sha256="")}
+        self.manifest = SimpleNamespace(name="stub", architecture=ARCH, variants=self.variants, files=files)
 
     @staticmethod
     def _variant(device: str, precision: str, *, has_rows: bool) -> Any:
         graphs = {name: f"{name}.onnx" for name in ("encoder", "decoder", "search")}
         rows = "rows.onnx" if device == "cuda" and has_rows else None
-        return SimpleNamespace(device=device, precision=precision, rows=rows, cache_dtype="float32", **graphs)
+        own = {"device": device, "precision": precision, "cache_dtype": "float32", "weights": "weights.bin"}
+        return SimpleNamespace(**own, rows=rows, **graphs)
 
     def variant(self, device: str, precision: str | None = None) -> Any:
         matching = [v for v in self.variants if v.device == device and precision in (None, v.precision)]
@@ -46,8 +55,8 @@ class StubBundle:
         return self.path / name
 
 
-def stub(*variants: str, directory: Path = Path(), has_rows: bool = True) -> Any:
-    return StubBundle(directory, *variants, has_rows=has_rows)
+def stub(*variants: str, directory: Path = Path(), has_rows: bool = True, weight_bytes: int = 1000) -> Any:
+    return StubBundle(directory, *variants, has_rows=has_rows, weight_bytes=weight_bytes)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +190,19 @@ def test_on_the_cpu_no_provider_is_asked_for_a_stream(fake: type[FakeSession]) -
     for session in fake.made:
         assert session.wanted == CPU
         assert disabled_optimisers(session) == "SkipLayerNormFusion"
+
+
+@pytest.mark.parametrize(
+    ("weight_bytes", "num_solo_threads", "expected"),
+    [(LEAST_SOLO_BYTES, 4, [1, 1, 4, 4, 1]), (LEAST_SOLO_BYTES, 1, [1, 1, 1]), (LEAST_SOLO_BYTES - 1, 4, [1, 1, 1])],
+)
+def test_a_large_model_is_opened_again_for_an_engine_that_is_alone(
+    fake: type[FakeSession], weight_bytes: int, num_solo_threads: int, expected: list[int]
+) -> None:
+    bundle = stub("cpu-int8", weight_bytes=weight_bytes)
+    model = open_model(bundle, bundle.variants[0], None, 1, num_solo_threads)
+    assert model.has_solo == (len(expected) > 3)
+    assert [session.options.intra_op_num_threads for session in fake.made] == expected
 
 
 def test_the_code_for_devices_runs_on_the_cpu_with_the_cpus_settings(fake: type[FakeSession]) -> None:

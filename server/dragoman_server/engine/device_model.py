@@ -27,6 +27,9 @@ class DeviceModel:
         BundleError: ONNX Runtime cannot load the graphs.
     """
 
+    has_solo = False
+    """Whether a runner that is alone has graphs of its own."""
+
     def __init__(self, bundle: Bundle, variant: Variant, num_threads: int, device: Device) -> None:
         assert variant.rows is not None
         self.manifest = bundle.manifest

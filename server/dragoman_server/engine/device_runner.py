@@ -70,6 +70,7 @@ class DeviceModelRunner:
 
     def __init__(self, model: DeviceModel, num_slots: int) -> None:
         manifest, arch = model.manifest, model.manifest.architecture
+        self.is_alone = False
         self._model, self._ids, self._vocab_size = model, manifest.special_ids, arch.vocab_size
         self._query_name = tensors.cross_query(manifest.alignment_layer)
         self._key_index = model.encoder_outputs.index(tensors.cross_key(manifest.alignment_layer, "present"))

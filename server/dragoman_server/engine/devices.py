@@ -80,7 +80,13 @@ def choose_variant(bundle: Bundle, precision: str | None, wanted: WantedDevice) 
     return _variant(bundle, device, precision)
 
 
-def open_model(bundle: Bundle, variant: Variant, precision: str | None, num_threads: int) -> OnnxModel | DeviceModel:
+LEAST_SOLO_BYTES = 16 * 2**20
+"""Of weights. Threads of one graph wait for each other at every operator: a smaller model loses more than it gains."""
+
+
+def open_model(
+    bundle: Bundle, variant: Variant, precision: str | None, num_threads: int, num_solo_threads: int = 0
+) -> OnnxModel | DeviceModel:
     """Open a variant on the device that it is for; if that fails on a GPU, one for the CPU.
 
     Args:
@@ -88,6 +94,7 @@ def open_model(bundle: Bundle, variant: Variant, precision: str | None, num_thre
         variant: of the bundle.
         precision: that was asked for; None for any.
         num_threads: that one run of a graph uses on the CPU.
+        num_solo_threads: likewise, while no other engine is at work; not used for small models.
 
     Raises:
         BundleError: ONNX Runtime cannot load it, or there is none for the CPU.
@@ -98,7 +105,8 @@ def open_model(bundle: Bundle, variant: Variant, precision: str | None, num_thre
         except DeviceError as error:
             _report(bundle, str(error), logging.WARNING)
             variant = _variant(bundle, "cpu", precision)
-    return OnnxModel(bundle, variant, num_threads)
+    is_large = bundle.manifest.files[variant.weights].size >= LEAST_SOLO_BYTES
+    return OnnxModel(bundle, variant, num_threads, num_solo_threads if is_large else 0)
 
 
 def _report(bundle: Bundle, reason: str, level: int) -> None:

@@ -102,6 +102,7 @@ class Engine:
         """
         self._expire()
         plan, preempted = self.scheduler.plan(self.pace.encode_tokens_per_s)
+        self._runner.is_alone = self.scheduler.is_alone
         encoding = self._encode(plan)
         decoding = self._decode(plan) if encoding.is_done else _Work()
         advanced = self._commit(plan, decoding)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ Array = npt.NDArray[Any]
 
 _LONGEST_RATIO, _LONGEST_EXTRA = 1.25, 2
 """Sources encoded together: the longest has at most so many times the tokens of the shortest, and so many more."""
+_MAX_RUN_TOKENS = 128
+"""Of several sources encoded together. Longer runs are no faster, and the encoder keeps the memory of its longest."""
 
 
 class Candidates(NamedTuple):
@@ -36,6 +39,9 @@ class Candidates(NamedTuple):
 
 class ModelRunner(Protocol):
     """What the engine needs of a model. After a decode step, `logits` and what is derived from them are its results."""
+
+    is_alone: bool
+    """Whether no other engine of the model is at work, so that this one may use their cores."""
 
     @property
     def logits(self) -> Array:
@@ -69,6 +75,19 @@ class ModelRunner(Protocol):
         """Forget the state in a slot."""
 
 
+class _Sessions(NamedTuple):
+    """A model's large graphs, opened for a number of threads."""
+
+    encoder: onnxruntime.InferenceSession
+    decoder: onnxruntime.InferenceSession
+
+    @classmethod
+    def open(cls, bundle: Bundle, variant: Variant, num_threads: int) -> Self:
+        return cls(
+            open_session(bundle, variant.encoder, num_threads), open_session(bundle, variant.decoder, num_threads)
+        )
+
+
 class OnnxModel:
     """A bundle's variant, opened on ONNX Runtime; several runners can share it.
 
@@ -76,15 +95,18 @@ class OnnxModel:
         bundle: verified.
         variant: of the bundle.
         num_threads: that one run of a graph uses.
+        num_solo_threads: likewise, for a runner that is alone; more than `num_threads` opens encoder and decoder twice,
+            with all their weights.
     """
 
-    def __init__(self, bundle: Bundle, variant: Variant, num_threads: int) -> None:
+    def __init__(self, bundle: Bundle, variant: Variant, num_threads: int, num_solo_threads: int = 0) -> None:
         self.manifest = bundle.manifest
         self.variant = variant
-        self.encoder = open_session(bundle, variant.encoder, num_threads)
-        self.decoder = open_session(bundle, variant.decoder, num_threads)
+        self.shared = _Sessions.open(bundle, variant, num_threads)
+        self.has_solo = num_solo_threads > num_threads
+        self.solo = _Sessions.open(bundle, variant, num_solo_threads) if self.has_solo else self.shared
         self.search = open_session(bundle, variant.search, num_threads)
-        self.encoder_outputs = [output.name for output in self.encoder.get_outputs()]
+        self.encoder_outputs = [output.name for output in self.shared.encoder.get_outputs()]
 
 
 class OnnxModelRunner:
@@ -115,11 +137,16 @@ class OnnxModelRunner:
             tensors.cross_query(layer): np.zeros((num_slots, 1, arch.d_attention), model.variant.cache_dtype)
             for layer in range(arch.decoder_layers)
         }
-        self._bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
+        self._bindings: dict[tuple[bool, int, int], onnxruntime.IOBinding] = {}
+        self.is_alone = False
+
+    @property
+    def _sessions(self) -> _Sessions:
+        return self._model.solo if self.is_alone else self._model.shared
 
     def encode(self, newcomers: Seq[Sequence]) -> int:
         """See `ModelRunner`."""
-        groups = [(group, *self._encode(group)) for group in of_similar_length(newcomers)]
+        groups = [(group, *self._encode(group)) for group in of_similar_length(newcomers, _MAX_RUN_TOKENS)]
         stored: list[int] = []
         try:
             for group, encoded, _ in groups:
@@ -140,7 +167,7 @@ class OnnxModelRunner:
             row[: len(sequence.source_ids)] = sequence.source_ids
         names = self._model.encoder_outputs
         feeds = {tensors.INPUT_IDS: padded, tensors.SOURCE_LENGTHS: lengths}
-        encoded = dict(zip(names, self._model.encoder.run(names, feeds), strict=True))
+        encoded = dict(zip(names, self._sessions.encoder.run(names, feeds), strict=True))
         return encoded, padded.size - int(lengths.sum())
 
     def decode_step(self, rows: Seq[Row]) -> None:
@@ -153,7 +180,7 @@ class OnnxModelRunner:
         self._total_length[...] = self._past_lengths[:count].max() + 1
         self._max_source_length[...] = self._source_lengths[:count].max()
         self.cache.make_room(int(self._total_length))
-        self._model.decoder.run_with_iobinding(self._binding(count))
+        self._sessions.decoder.run_with_iobinding(self._binding(count))
 
     def best(self, num_rows: int) -> list[int]:
         """See `ModelRunner`."""
@@ -191,14 +218,14 @@ class OnnxModelRunner:
         self.cache.release(slot)
 
     def _binding(self, num_rows: int) -> onnxruntime.IOBinding:
-        key = (num_rows, self.cache.capacity)
+        key = (self.is_alone and self._model.has_solo, num_rows, self.cache.capacity)
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = self._bind(num_rows)
         return binding
 
     def _bind(self, num_rows: int) -> onnxruntime.IOBinding:
-        binding = self._model.decoder.io_binding()
+        binding = self._sessions.decoder.io_binding()
         inputs: dict[str, Array] = {
             tensors.INPUT_IDS: self._last_ids[:num_rows],
             tensors.PAST_LENGTHS: self._past_lengths[:num_rows],
@@ -231,11 +258,18 @@ def mean_attention(query: Array, keys: Array) -> Array:
     return mean
 
 
-def of_similar_length(sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
-    """Groups to be encoded together: one more run of the graph costs less than to pad a short source to a long one."""
+def of_similar_length(sequences: Seq[Sequence], max_tokens: float = math.inf) -> Iterator[list[Sequence]]:
+    """Groups to be encoded together: one more run of the graph costs less than to pad a short source to a long one.
+
+    Args:
+        sequences: newcomers.
+        max_tokens: of a group, padding included; a longer source is alone.
+    """
     group: list[Sequence] = []
     for sequence in sorted(sequences, key=lambda sequence: len(sequence.source_ids)):
-        if group and len(sequence.source_ids) > _LONGEST_RATIO * len(group[0].source_ids) + _LONGEST_EXTRA:
+        length = len(sequence.source_ids)
+        is_similar = group and length <= _LONGEST_RATIO * len(group[0].source_ids) + _LONGEST_EXTRA
+        if group and (not is_similar or (len(group) + 1) * length > max_tokens):
             yield group
             group = []
         group.append(sequence)

@@ -182,6 +182,11 @@ class Scheduler:
         """Whether nothing runs here."""
         return not self.running
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other engine that takes from the same line has rows, or is about to."""
+        return not self.line.num_waiting and sum(load() for load in self.line.loads) == self.num_reserved
+
     def plan(self, encode_tokens_per_s: float = math.inf) -> tuple[StepPlan, list[Sequence]]:
         """Let newcomers join while rows and the encoding budget allow, and say what the step does.
 

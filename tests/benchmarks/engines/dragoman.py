@@ -13,6 +13,7 @@ from typing import Any
 from dragoman_bundle.architecture import Architecture
 from dragoman_bundle.manifest import Limits, SpecialIds
 from dragoman_server.engine.async_engine import AsyncEngine
+from dragoman_server.engine.devices import LEAST_SOLO_BYTES
 from dragoman_server.engine.engine import Engine as StepEngine
 from dragoman_server.engine.model_runner import OnnxModel, OnnxModelRunner
 from dragoman_server.engine.request import BeamSearch, DecodingOptions, GreedySearch
@@ -86,7 +87,7 @@ class Dragoman(Engine):
         return [time.perf_counter() async for _ in self._engine.stream(source, options)]
 
 
-def open_graphs(directory: Path, precision: str, num_threads: int) -> OnnxModel:
+def open_graphs(directory: Path, precision: str, num_threads: int, num_solo_threads: int) -> OnnxModel:
     """What `tests.bare_model.write_graphs` wrote, opened by the server, without PyTorch in the process."""
     stored = settings(directory)
     manifest = SimpleNamespace(
@@ -100,13 +101,14 @@ def open_graphs(directory: Path, precision: str, num_threads: int) -> OnnxModel:
     variant: Any = SimpleNamespace(
         encoder="encoder.onnx", decoder="decoder.onnx", search="search.onnx", cache_dtype=stored["cache_dtype"]
     )
-    return OnnxModel(bundle, variant, num_threads)
+    is_large = (path / "weights.bin").stat().st_size >= LEAST_SOLO_BYTES
+    return OnnxModel(bundle, variant, num_threads, num_solo_threads if is_large else 0)
 
 
 def open_engine(directory: Path, options: Mapping[str, Any]) -> Dragoman:
-    """Options: precision, instances, threads, slots (of all instances), max_encode_tokens."""
+    """Options: precision, instances, threads, solo_threads, slots (of all instances), max_encode_tokens."""
     stored = settings(directory)
-    model = open_graphs(directory, options["precision"], options["threads"])
+    model = open_graphs(directory, options["precision"], options["threads"], options["solo_threads"])
     slots = -(-options["slots"] // options["instances"])
     line = WaitingLine(100_000)
     limits = SchedulerLimits(max_rows=slots, max_encode_tokens=options["max_encode_tokens"])
