@@ -30,7 +30,7 @@ _CORPUS_HELP = (
     "epoch, zh-en=PATH uses it for that direction only."
 )
 _VARIANT_HELP = f"One of {', '.join(VARIANT_KINDS)}; cpu-int8 if none. Repeatable."
-_PAIR_HELP = "What to translate, such as zh-en; twice (zh-en, en-zh) for one bilingual model."
+_PAIR_HELP = "What to translate, such as zh-en (or zh-Hant:en); twice (zh-en, en-zh) for one bilingual model."
 
 
 def _corpus(text: str) -> Corpus:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -21,14 +22,17 @@ class Direction(NamedTuple):
     target: str
 
     def __str__(self) -> str:
-        return f"{self.source}-{self.target}"
+        return f"{self.source}{':' if '-' in self.source + self.target else '-'}{self.target}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read "zh-en" as Direction("zh", "en")."""
-        source, dash, target = text.partition("-")
-        if not (source and dash and target) or source == target:
-            raise CorpusError(f"{text!r} is not a translation direction; write it as SOURCE-TARGET, such as zh-en")
+        """Read "zh-en", or "zh-Hant:en" where a tag has a dash of its own."""
+        source, sign, target = text.partition(":" if ":" in text else "-")
+        if not (source and sign and target) or source == target or (sign == "-" and "-" in target):
+            raise CorpusError(
+                f"{text!r} is not a translation direction; write it as SOURCE-TARGET, such as zh-en, or as "
+                "SOURCE:TARGET, such as zh-Hant:en"
+            )
         return cls(source, target)
 
 
@@ -44,7 +48,7 @@ class Corpus:
     """One source of parallel text.
 
     Written `[DIRECTION=]PATH[,PATH2][@WEIGHT]`: a TSV file, or two line-aligned files. The columns (or files) are in
-    the order of the run's first direction.
+    the order of the run's first direction. What exists as a file is a path, whatever signs are in it.
     """
 
     paths: tuple[Path, ...]
@@ -56,16 +60,18 @@ class Corpus:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the command line's form of a corpus, and check that its files exist."""
-        only, rest = None, text
-        if "=" in text:
-            direction, rest = text.split("=", 1)
+        only, name, weight = None, text, 1.0
+        if "=" in name and not (Path(name).is_file() or Path(name.rpartition("@")[0]).is_file()):
+            direction, name = name.split("=", 1)
             only = Direction.parse(direction)
-        name, at, weight = rest.rpartition("@")
-        name = name if at else rest
-        try:
-            corpus = cls(tuple(Path(part) for part in name.split(",")), float(weight) if at else 1.0, only)
-        except ValueError as error:
-            raise CorpusError(f"{text!r}: {weight!r} is not a weight; write PATH@0.5, say") from error
+        if "@" in name and not Path(name).is_file():
+            name, _, number = name.rpartition("@")
+            try:
+                weight = float(number)
+            except ValueError as error:
+                raise CorpusError(f"{text!r}: {number!r} is not a weight; write PATH@0.5, say") from error
+        paths = [name] if Path(name).is_file() else name.split(",")
+        corpus = cls(tuple(map(Path, paths)), weight, only)
         corpus._check(text)
         return corpus
 
@@ -185,6 +191,45 @@ def clean(corpus: Corpus, report: CleaningReport, seen: Seen) -> Iterator[Pair]:
         else:
             seen.add((pair, corpus.only))
             yield pair
+
+
+_SCRIPTS = {
+    **dict.fromkeys(("zh", "yue", "wuu", "ja"), "\u3040-\u30ff\u3400-\u9fff"),
+    "ko": "\uac00-\ud7a3",
+    **dict.fromkeys(("ru", "uk", "be", "bg", "mk"), "\u0400-\u04ff"),
+    **dict.fromkeys(("ar", "fa", "ur"), "\u0600-\u06ff"),
+    "he": "\u0590-\u05ff",
+    "el": "\u0370-\u03ff",
+    **dict.fromkeys(("hi", "mr", "ne"), "\u0900-\u097f"),
+    "th": "\u0e00-\u0e7f",
+}
+"""Characters that are in nearly every sentence of a language, and in few of languages with other ones."""
+_MANY, _FEW = 0.8, 0.2
+
+
+def check_columns(name: str, pairs: Sequence[Pair], first: Direction) -> None:
+    """Refuse text whose columns are the other way round, as far as their scripts tell.
+
+    Args:
+        name: of the corpus.
+        pairs: of it, or some of them.
+        first: direction of the run, which names the columns.
+
+    Raises:
+        CorpusError: they look swapped.
+    """
+    for column, language in enumerate(first):
+        script, other_script = (_SCRIPTS.get(tag.partition("-")[0]) for tag in (language, first[1 - column]))
+        if script is None or script == other_script or not pairs:
+            continue
+        characters = re.compile(f"[{script}]")
+        own, other = (sum(bool(characters.search(p[i])) for p in pairs) / len(pairs) for i in (column, 1 - column))
+        if own < _FEW and other > _MANY:
+            raise CorpusError(
+                f"{name}: its columns look swapped: by the first direction, {first}, column {column + 1} is {language}"
+                f", but its script is in {own:.0%} of that column and in {other:.0%} of the other; swap the columns, "
+                f"or give {Direction(first.target, first.source)} first"
+            )
 
 
 def as_target(text: str) -> str:

@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceProcessor
 
 from dragoman_bundle.manifest import Limits
 from dragoman_export.batching import Ids
-from dragoman_export.corpus import Corpus, Direction
+from dragoman_export.corpus import Corpus, Direction, check_columns
 from dragoman_export.decoding import LengthLimit, Search, StepModel, beam_search, decode_corpus, greedy_search
 from dragoman_export.tokenization import END_ID, language_tag
 
@@ -58,11 +58,15 @@ def read_test_sets(corpora: Sequence[Corpus], directions: Sequence[Direction], m
         corpora: columns in the order of the first direction.
         directions: of the model.
         max_sentences: take the first so many of each corpus; 0 takes all.
+
+    Raises:
+        CorpusError: columns are the wrong way round.
     """
     sets: list[TestSet] = []
     for corpus in corpora:
         pairs = [pair for pair in corpus.lines() if pair is not None and pair.source.strip() and pair.target.strip()]
         pairs = pairs[: max_sentences or None]
+        check_columns(corpus.name, pairs, directions[0])
         columns = {
             directions[0].source: [p.source for p in pairs],
             directions[0].target: [p.target for p in pairs],

@@ -18,7 +18,7 @@ from dragoman_bundle.bundle import Samples, load_bundle
 from dragoman_bundle.manifest import MANIFEST
 from dragoman_export.batching import WeightedExamples
 from dragoman_export.checkpoint import assign_weights, load_weights, step_directories, write_atomically
-from dragoman_export.corpus import CleaningReport, Direction, Pair
+from dragoman_export.corpus import CleaningReport, Direction, Pair, check_columns
 from dragoman_export.distributed import Process
 from dragoman_export.errors import CheckpointError, TrainingError
 from dragoman_export.evaluation import read_test_sets
@@ -85,8 +85,11 @@ def train(run: RunOptions, options: TrainingOptions, process: Process) -> bool:
     Returns:
         Whether it reached its limit; False if a signal stopped it.
     """
-    _check_directions(run.directions)
+    _check_directions(run)
     cleaned, reports = clean_corpora(run.corpora)
+    for corpus, pairs in zip(run.corpora, cleaned, strict=True):
+        check_columns(corpus.name, pairs, run.directions[0])
+    test_sets = read_test_sets(run.validation, run.directions, run.max_validation_sentences)
     tokenizer_path = run.directory / _TOKENIZER
     if process.is_main and not tokenizer_path.exists():
         _make_tokenizer(run, cleaned)
@@ -98,18 +101,23 @@ def train(run: RunOptions, options: TrainingOptions, process: Process) -> bool:
     if process.is_main:
         _describe(run, options, arch, reports)
         _save_samples(run, cleaned, options.seed)
-    test_sets = read_test_sets(run.validation, run.directions, run.max_validation_sentences)
     model = _initial_model(run, options, arch, examples)
     return Trainer(run.directory, model, examples, tokenizer, test_sets, options, process).run()
 
 
-def _check_directions(directions: Sequence[Direction]) -> None:
+def _check_directions(run: RunOptions) -> None:
+    directions = run.directions
     languages = set(directions[0])
     if any(set(direction) != languages for direction in directions):
         raise TrainingError(
             f"directions {', '.join(map(str, directions))} are of different languages; "
             "a run trains one pair, in one or both directions"
         )
+    for corpus in (*run.corpora, *run.validation):
+        if corpus.only not in (None, *directions):
+            raise TrainingError(
+                f"{corpus.name} is for {corpus.only} only, which the run does not train; add that --pair"
+            )
 
 
 def _make_tokenizer(run: RunOptions, cleaned: Sequence[Sequence[Any]]) -> None:

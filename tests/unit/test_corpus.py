@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman_export.batching import Example, WeightedExamples, collate, epoch_batches
-from dragoman_export.corpus import CleaningLimits, CleaningReport, Corpus, Direction, Pair, Seen, clean
+from dragoman_export.corpus import (
+    CleaningLimits,
+    CleaningReport,
+    Corpus,
+    Direction,
+    Pair,
+    Seen,
+    check_columns,
+    clean,
+)
 from dragoman_export.errors import CorpusError
 from dragoman_export.text import harmonize_punctuation, normalize
 from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, load_tokenizer, train_tokenizer
@@ -53,6 +62,42 @@ def test_a_corpus_may_serve_one_direction(tmp_path: Path) -> None:
     assert Corpus.parse(f"zh-en={path}").only == Direction("zh", "en")
 
 
+def test_what_exists_is_a_path_whatever_signs_are_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "a=b@home,c.tsv"
+    path.touch()
+    assert Corpus.parse(str(path)) == Corpus((path,))
+    assert Corpus.parse(f"{path}@0.5") == Corpus((path,), 0.5)
+    assert Corpus.parse(f"zh-en={path}@0.5") == Corpus((path,), 0.5, Direction("zh", "en"))
+
+
+@pytest.mark.parametrize(
+    ("text", "direction"),
+    [
+        ("zh-en", Direction("zh", "en")),
+        ("zh-Hant:en", Direction("zh-Hant", "en")),
+        ("en:pt-BR", Direction("en", "pt-BR")),
+    ],
+)
+def test_a_direction_reads_as_it_is_written(text: str, direction: Direction) -> None:
+    assert Direction.parse(text) == direction
+    assert str(direction) == text
+
+
+@pytest.mark.parametrize(("first", "column"), [(Direction("en", "zh"), 2), (Direction("ru", "zh-Hans"), 2)])
+def test_swapped_columns_are_noticed(first: Direction, column: int) -> None:
+    pairs = [Pair("你好", "hello"), Pair("世界 OK", "world")]
+    with pytest.raises(
+        CorpusError, match=rf"its columns look swapped: .* column {column} is .*0% .* 100% of the other"
+    ):
+        check_columns("a.tsv", pairs, first)
+
+
+@pytest.mark.parametrize("first", [Direction("zh", "en"), Direction("zh", "ja"), Direction("de", "en")])
+def test_columns_in_order_or_in_one_script_are_not(first: Direction) -> None:
+    check_columns("a.tsv", [Pair("你好", "hello"), Pair("世界 OK", "world")], first)
+    check_columns("a.tsv", [], first)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -62,6 +107,7 @@ def test_a_corpus_may_serve_one_direction(tmp_path: Path) -> None:
         ("{path},{path},{path}", "names 3 files"),
         ("zh={path}", "'zh' is not a translation direction"),
         ("zh-zh={path}", "'zh-zh' is not a translation direction"),
+        ("zh-Hant-en={path}", "write it as SOURCE-TARGET, such as zh-en, or as SOURCE:TARGET, such as zh-Hant:en"),
     ],
 )
 def test_a_wrong_corpus_argument_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:

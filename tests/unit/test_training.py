@@ -245,6 +245,16 @@ def test_an_output_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         assert f"holds a run with other {name}" in result.stderr
 
 
+def test_text_for_a_direction_that_is_not_trained_is_refused(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "back.tsv", sentences(5, seed=1))
+    options = ["--output", str(tmp_path / "run"), "--train", f"rev-fwd={tmp_path / 'back.tsv'}"]
+    result = subprocess.run(
+        python("dragoman_export", *command(tmp_path, *options)), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "back.tsv is for rev-fwd only, which the run does not train; add that --pair" in result.stderr
+
+
 def test_without_validation_text_the_final_weights_are_the_last_ones_averaged(tmp_path: Path) -> None:
     run = tmp_path / "run"
     subprocess.run(python("dragoman_export", *command(tmp_path, "--output", str(run))), check=True)

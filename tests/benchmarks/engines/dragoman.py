@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from dragoman_bundle.architecture import Architecture
-from dragoman_bundle.manifest import Limits, SpecialIds
+from dragoman_bundle.manifest import FileDigest, Limits, SpecialIds
 from dragoman_server.engine.async_engine import AsyncEngine
-from dragoman_server.engine.devices import LEAST_SOLO_BYTES
+from dragoman_server.engine.devices import open_model
 from dragoman_server.engine.engine import Engine as StepEngine
 from dragoman_server.engine.model_runner import OnnxModel, OnnxModelRunner
 from dragoman_server.engine.request import BeamSearch, DecodingOptions, GreedySearch
@@ -90,19 +90,21 @@ class Dragoman(Engine):
 def open_graphs(directory: Path, precision: str, num_threads: int, num_solo_threads: int) -> OnnxModel:
     """What `tests.bare_model.write_graphs` wrote, opened by the server, without PyTorch in the process."""
     stored = settings(directory)
+    path = directory / precision
+    weights = "weights.bin"
     manifest = SimpleNamespace(
         architecture=Architecture(**stored["architecture"]),
         limits=Limits(max_source_tokens=stored["max_tokens"], max_target_tokens=stored["max_tokens"]),
         special_ids=SpecialIds(**stored["special_ids"]),
         alignment_layer=0,
+        files={weights: FileDigest(size=(path / weights).stat().st_size, sha256="")},
     )
-    path = directory / precision
     bundle: Any = SimpleNamespace(manifest=manifest, path=path, file=lambda name: path / name)
-    variant: Any = SimpleNamespace(
-        encoder="encoder.onnx", decoder="decoder.onnx", search="search.onnx", cache_dtype=stored["cache_dtype"]
-    )
-    is_large = (path / "weights.bin").stat().st_size >= LEAST_SOLO_BYTES
-    return OnnxModel(bundle, variant, num_threads, num_solo_threads if is_large else 0)
+    graphs = {name: f"{name}.onnx" for name in ("encoder", "decoder", "search")}
+    variant: Any = SimpleNamespace(**graphs, device="cpu", weights=weights, cache_dtype=stored["cache_dtype"])
+    model = open_model(bundle, variant, None, num_threads, num_solo_threads)
+    assert isinstance(model, OnnxModel)
+    return model
 
 
 def open_engine(directory: Path, options: Mapping[str, Any]) -> Dragoman:
