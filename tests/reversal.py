@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import torch
+
 from dragoman_bundle.architecture import PRESETS
 from dragoman_bundle.manifest import Limits
 from dragoman_export.commands import export_run
@@ -34,7 +36,7 @@ def write_pairs(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def train_reversal(directory: Path, max_steps: int = 1400) -> Path:
+def train_reversal(directory: Path, max_steps: int = 1300) -> Path:
     """Train a tiny model to reverse, with the pipeline that trains any model; returns the run's directory."""
     directory.mkdir(parents=True)
     run = RunOptions(
@@ -49,15 +51,21 @@ def train_reversal(directory: Path, max_steps: int = 1400) -> Path:
         dropout=0.0,
         label_smoothing=0.0,
         batch_tokens=1024,
-        learning_rate=0.003,
+        learning_rate=0.002,
         warmup_steps=200,
+        cooldown_steps=max(0, max_steps - 200),
         max_steps=max_steps,
-        validate_every=200,
+        validate_every=400,
         checkpoint_every=1000,
         average=3,
         precision="fp32",
     )
-    train(run, options, Process())
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices are so small that threads would only wait for each other
+    try:
+        train(run, options, Process())
+    finally:
+        torch.set_num_threads(num_threads)
     return run.directory
 
 

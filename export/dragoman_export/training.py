@@ -44,6 +44,10 @@ from dragoman_export.tokenization import PADDING_ID
 _LOG = logging.getLogger(__name__)
 
 
+_AVERAGES_LEAD = 0.1
+"""BLEU by which the best checkpoint has to beat the average: this very validation text has picked it out of many."""
+
+
 @dataclass(slots=True)
 class Progress:
     """Where a run is; part of every checkpoint."""
@@ -279,7 +283,7 @@ class Trainer:
             _LOG.info("resuming at step %d", self.progress.step)
 
     def _choose_final(self) -> None:
-        """Whichever validates better, the average of the last checkpoints or the best one, becomes `final`.
+        """The average of the last checkpoints becomes `final`, or the best one if that validates clearly better.
 
         Without validation text it is the average, or the newest checkpoint if there is nothing to average.
         """
@@ -294,7 +298,7 @@ class Trainer:
             assign_weights(model, weights, self.checkpoints)
             candidates[f"average of {len(averaged) or 1}"] = model
         scores = {name: round(self._final_bleu(model), 2) for name, model in candidates.items()}
-        chosen = max(scores, key=scores.__getitem__)
+        chosen = max(scores, key=lambda name: scores[name] + (0.0 if name == "best" else _AVERAGES_LEAD))
         save_checkpoint(self.directory / "final", candidates[chosen], None)
         summary = json.dumps({"mean_bleu": scores, "chosen": chosen}, indent=2)
         write_atomically(self.directory / "final.json", summary + "\n")

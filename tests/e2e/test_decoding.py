@@ -178,8 +178,8 @@ def test_long_text_is_split_and_put_together_again(server: ServerProcess) -> Non
 
 def test_what_is_invisible_comes_back_as_it_was(server: ServerProcess) -> None:
     with Client(server.address) as client:
-        translation = client.translate("ba\n\u200b\nbe", **PAIR)
-    assert translation.text == "ba\n\u200b\nbe"
+        translation = client.translate("ba be\n\u200b\nbe bi bo", **PAIR)
+    assert translation.text == "be ba\n\u200b\nbo bi be"
     assert len(translation.segments) == 2
 
 

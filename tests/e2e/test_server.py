@@ -27,6 +27,7 @@ from dragoman_bundle.bundle import Bundle, Samples
 from dragoman_bundle.manifest import MANIFEST, Limits
 from dragoman_client import (
     AsyncClient,
+    BeamSearch,
     Client,
     DeadlineExceededError,
     DecodingOptions,
@@ -160,10 +161,10 @@ def endless_model(bundle: Bundle, directory: Path) -> Path:
     return directory
 
 
-async def until_running(server: ServerProcess) -> None:
-    """Wait until a row is being decoded."""
+async def until_running(server: ServerProcess, num_rows: int = 1) -> None:
+    """Wait until so many rows are being decoded."""
     deadline = time.monotonic() + 10
-    while not re.search(r"^dragoman_running_rows\{.*\} 1\.0$", server.metrics(), re.MULTILINE):
+    while not re.search(rf"^dragoman_running_rows\{{.*\}} {num_rows}\.0$", server.metrics(), re.MULTILINE):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
 
@@ -416,10 +417,10 @@ async def test_sigterm_lets_running_calls_end(reversal_models: Path) -> None:
 async def test_a_long_call_ends_after_sigterm_and_a_new_one_is_refused(reversal_bundle: Bundle, tmp_path: Path) -> None:
     with running_server(endless_model(reversal_bundle, tmp_path)) as server:
         async with AsyncClient(server.address) as client:
-            long = asyncio.create_task(
-                client.translate("ba be", options=DecodingOptions(max_target_tokens=4000), **PAIR)
-            )
-            await until_running(server)
+            # A beam's steps take long enough for the client to try the refused call as often as it wants to.
+            endless = DecodingOptions(max_target_tokens=4000, search=BeamSearch(width=4))
+            long = asyncio.create_task(client.translate("ba be", options=endless, **PAIR))
+            await until_running(server, num_rows=4)
             server.process.terminate()
             while "stopping" not in server.log():
                 await asyncio.sleep(0.01)

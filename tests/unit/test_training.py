@@ -200,7 +200,7 @@ def log_probability(model: TorchStepModel, source: Ids, ids: list[int]) -> float
 def test_a_run_keeps_what_it_measured(reversal_run: Path) -> None:
     lines = (reversal_run / "validations.jsonl").read_text(encoding="utf-8").splitlines()
     scores = [json.loads(line) for line in lines]
-    assert [row["step"] for row in scores] == list(range(200, 1401, 200))
+    assert [row["step"] for row in scores] == [400, 800, 1200, 1300]
     assert scores[-1]["scores"][0]["bleu"] > scores[0]["scores"][0]["bleu"]
     assert list((reversal_run / "tensorboard").glob("events*"))
     corpora = json.loads((reversal_run / "run.json").read_text(encoding="utf-8"))["corpora"]
