@@ -68,7 +68,7 @@ class ServerSettings(BaseSettings):
     solo_threads: int = Field(
         0,
         ge=0,
-        description="threads of a large model's graphs while only one instance has work; 0: all of them",
+        description="threads of a large model's graphs while one instance alone has work; 0: all, 1: off",
     )
     max_waiting: int = Field(
         4096, ge=1, description="texts of each priority that may wait for a slot, per model; more are refused"
