@@ -1,6 +1,7 @@
 """`make soak`: many mixed requests through the bundled model; memory must stay where it is.
 
 Writes soak.json beside this file, and soak.png where there is matplotlib; fails if memory grew after the first tenth.
+Ctrl-C ends it early, with a report of what has been done.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import itertools
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -88,7 +91,9 @@ class Soak:
     async def run(self) -> None:
         """All requests, many at once."""
         self.model.engine.start()
-        numbers = iter(range(self.num_requests))
+        interrupted = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+        numbers = itertools.takewhile(lambda _: not interrupted.is_set(), range(self.num_requests))
         await asyncio.gather(*(self._caller(numbers) for _ in range(_CONCURRENCY)))
         self.model.engine.stop()
 
@@ -98,6 +103,7 @@ class Soak:
             self.num_done += 1
             if self.num_done % max(1, self.num_requests // 100) == 0:
                 self.memory.append((self.num_done, resident_mib()))
+                print(f"{self.num_done} requests, {self.memory[-1][1]:.0f} MiB", flush=True)
 
     async def _request(self, rng: random.Random) -> None:
         source = rng.choice(self.sources) * rng.choice([1, 1, 1, 4])
@@ -149,7 +155,9 @@ def main() -> None:
     begun = time.monotonic()
     asyncio.run(soak.run())
     report(soak, time.monotonic() - begun)
-    warm = max(soak.num_requests // 10, _WARM_REQUESTS)
+    warm = max(soak.num_done // 10, _WARM_REQUESTS)
+    if not any(count <= warm for count, _ in soak.memory):
+        sys.exit("too few requests to judge by")
     early = max(mib for count, mib in soak.memory if count <= warm)
     last = max(mib for _, mib in soak.memory)
     print(f"resident: {early:.0f} MiB after {warm} requests, {last:.0f} MiB at most")
