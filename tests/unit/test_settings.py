@@ -79,3 +79,9 @@ def test_a_broken_file_is_explained(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "dragoman.toml" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_an_engine_that_is_alone_may_use_the_threads_of_all() -> None:
+    given = ServerSettings.load(["--instances", "3", "--threads", "2"]).engine_settings(1)
+    assert given.num_solo_threads == 6
+    assert ServerSettings.load(["--solo-threads", "1"]).engine_settings(1).num_solo_threads == 1
