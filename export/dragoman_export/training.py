@@ -9,7 +9,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -298,7 +298,7 @@ class Trainer:
             assign_weights(model, weights, self.checkpoints)
             candidates[f"average of {len(averaged) or 1}"] = model
         scores = {name: round(self._final_bleu(model), 2) for name, model in candidates.items()}
-        chosen = max(scores, key=lambda name: scores[name] + (0.0 if name == "best" else _AVERAGES_LEAD))
+        chosen = choose(scores)
         save_checkpoint(self.directory / "final", candidates[chosen], None)
         summary = json.dumps({"mean_bleu": scores, "chosen": chosen}, indent=2)
         write_atomically(self.directory / "final.json", summary + "\n")
@@ -307,6 +307,11 @@ class Trainer:
         model.to(self.process.device)
         step_model = TorchStepModel(model, self.autocast)
         return mean_bleu(evaluate(step_model, self.tokenizer, self.test_sets, greedy_search))
+
+
+def choose(scores: Mapping[str, float]) -> str:
+    """Of final weights by name, those to serve: the average, unless "best" has clearly more BLEU."""
+    return max(scores, key=lambda name: scores[name] + (0.0 if name == "best" else _AVERAGES_LEAD))
 
 
 def mean_bleu(qualities: Sequence[Quality]) -> float:

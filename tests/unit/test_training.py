@@ -38,7 +38,7 @@ from dragoman_export.options import TrainingOptions
 from dragoman_export.preparation import clean_corpora, encode_corpora
 from dragoman_export.runs import open_run
 from dragoman_export.tokenization import PADDING_ID, load_tokenizer
-from dragoman_export.training import learning_rate, mean_bleu
+from dragoman_export.training import choose, learning_rate, mean_bleu
 from tests.reversal import DIRECTION, reverse, sentences, write_pairs
 
 TINY = ["--d-model", "32", "--num-heads", "2", "--d-ff", "48", "--encoder-layers", "1", "--decoder-layers", "1"]
@@ -271,6 +271,19 @@ def test_a_tokenizer_without_the_tags_is_refused(tmp_path: Path, reversal_run: P
     result = subprocess.run(python("dragoman_export", *call), capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "the tokenizer has no piece <2xx>" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        ({"best": 26.0}, "best"),
+        ({"best": 26.05, "average of 4": 26.0}, "average of 4"),
+        ({"best": 26.2, "average of 4": 26.0}, "best"),
+        ({"average of 4": 0.0}, "average of 4"),
+    ],
+)
+def test_the_best_checkpoint_has_to_beat_the_average(scores: dict[str, float], chosen: str) -> None:
+    assert choose(scores) == chosen
 
 
 def test_validation_scores_are_averaged() -> None:
