@@ -18,6 +18,7 @@ from dragoman_export.decoding import LengthLimit, beam_search, greedy_search
 from dragoman_export.evaluation import encode_source
 from dragoman_export.onnx_steps import OnnxStepModel
 from dragoman_export.tokenization import load_tokenizer
+from dragoman_server.engine import kv_cache
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.invariants import violations
 from dragoman_server.engine.model_runner import OnnxModel, OnnxModelRunner
@@ -90,7 +91,11 @@ def test_greedy_search_all_at_once_is_the_references_one_by_one(case: Case, num_
 
 @pytest.mark.parametrize("width", [2, 5])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_beam_search_all_at_once_is_the_references_one_by_one(case: Case, width: int, length_penalty: float) -> None:
+@pytest.mark.parametrize("longest_copy_bytes", [0, 2**20])  # rows of a sentence share pages; or each has a copy
+def test_beam_search_all_at_once_is_the_references_one_by_one(
+    case: Case, width: int, length_penalty: float, longest_copy_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache, "_LONGEST_COPY_BYTES", longest_copy_bytes)
     expected = [
         beam_search(case.reference, [np.array(source)], width, length_penalty)[0] for source in case.sources[:25]
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ Array = npt.NDArray[Any]
 
 _SMALLEST_CAPACITY = 32
 """Target positions of the smallest bucket."""
+_LONGEST_COPY_BYTES = 256 * 1024
+"""Of what the encoder made of one sentence. Up to here a copy takes less time than to map pages; see NOTES.md of the
+benchmarks."""
 
 
 class KVCache:
@@ -30,7 +34,7 @@ class KVCache:
 
     All memory is reserved at the start. Self-attention caches are laid out for the longest running row, in buckets that
     double, so that short rows lie close together. Cross-attention caches are stored once per sentence: the slots of a
-    sentence's rows are mapped to the same physical pages.
+    sentence's rows are mapped to the same physical pages, unless the sentence is so short that copies are cheaper.
 
     Args:
         arch: of the model.
@@ -57,6 +61,9 @@ class KVCache:
         self._source = {
             name: self._shared.memory[i].view(self._dtype).reshape(source_shape) for i, name in enumerate(names)
         }
+        self._longest_copy = _LONGEST_COPY_BYTES // (len(names) * self._position_bytes)
+        self._sentence = [0] * num_slots  # by block, of which sentence it has what the encoder made
+        self._sentences = itertools.count(1)
         # [layers * 2, num_slots, 1, d_attention]: together, so that a row's are copied at once.
         self._last = np.zeros((len(names), num_slots, 1, arch.d_attention), self._dtype)
         last_names = [name(layer) for layer in layers for name in (tensors.last_cross_key, tensors.last_cross_value)]
@@ -124,6 +131,7 @@ class KVCache:
             length: of the sentence, in tokens.
         """
         self._shared.claim(slot)
+        self._sentence[self._shared.block(slot)] = next(self._sentences)
         for name, array in self._source.items():
             made = encoded[name.replace("past_key_values", "present")][row]
             array[slot, :, :length] = made[:, :length]
@@ -131,21 +139,31 @@ class KVCache:
         for last, name in zip(self._last, names, strict=True):
             last[slot, 0] = encoded[name][row, :, length - 1].reshape(-1)
 
-    def fork(self, source: int, target: int, past_len: int) -> None:
-        """Give slot `target` the state of slot `source` as well; what the encoder made is shared, not copied."""
+    def fork(self, source: int, target: int, past_len: int, source_len: int) -> None:
+        """Give slot `target` the state of slot `source` as well; what the encoder made of a long sentence is shared."""
         self._copy_own(source, target, past_len)
-        self._shared.share(source, target)
+        if source_len > self._longest_copy:
+            self._shared.share(source, target)
+        else:
+            self._copy_source(source, target, source_len)
 
     def move(self, source: int, target: int, past_len: int, source_len: int) -> None:
         """Give slot `target` the state of slot `source`, and release that."""
         self._copy_own(source, target, past_len)
         if self._shared.is_shared(source):
             self._shared.share(source, target)
-        else:  # a short copy takes less time than to map pages again
-            self._shared.claim(target)
+        else:
+            self._copy_source(source, target, source_len)
+        self.release(source)
+
+    def _copy_source(self, source: int, target: int, source_len: int) -> None:
+        """Copy what the encoder made, unless the slot's own memory still has it of another row of the sentence."""
+        self._shared.claim(target)
+        sentence, block = self._sentence[self._shared.block(source)], self._shared.block(target)
+        if self._sentence[block] != sentence:
+            self._sentence[block] = sentence
             for array in self._source.values():
                 array[target, :, :source_len] = array[source, :, :source_len]
-        self.release(source)
 
     def _copy_own(self, source: int, target: int, past_len: int) -> None:
         for array in self._own.values():
@@ -202,6 +220,10 @@ class SharedSlots:
         if self._block[target] != self._block[source]:
             self._show(target, self._block[source])
         self._enter(target)
+
+    def block(self, slot: int) -> int:
+        """That a slot shows."""
+        return self._block[slot]
 
     def is_shared(self, slot: int) -> bool:
         """Whether another slot in use shows the same block."""

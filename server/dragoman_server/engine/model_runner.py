@@ -207,7 +207,7 @@ class OnnxModelRunner:
 
     def fork(self, row: Row, source: int, target: int) -> None:
         """See `ModelRunner`."""
-        self.cache.fork(source, target, len(row.ids))
+        self.cache.fork(source, target, len(row.ids), len(row.sequence.source_ids))
 
     def move(self, row: Row, slot: int) -> None:
         """See `ModelRunner`."""
