@@ -21,11 +21,11 @@ from dragoman_server.engine.model_runner import OnnxModel
 
 
 def write_graphs(
-    model: Transformer, directory: Path, linear: LinearStyle, max_tokens: int, dtype: DType = "float32"
+    model: Transformer, directory: Path, linear: LinearStyle, max_tokens: int, cache_dtype: DType = "float32"
 ) -> None:
     """Write a model's graphs, those for a GPU included."""
     directory.mkdir(parents=True, exist_ok=True)
-    graphs = build_graphs(model.arch, model_weights(model), linear, dtype, max_tokens, "weights.bin")
+    graphs = build_graphs(model.arch, model_weights(model), linear, cache_dtype, max_tokens, "weights.bin")
     for name, graph in graphs.named().items():
         onnx.save(graph, directory / f"{name}.onnx")
     graphs.weights.write(directory)

@@ -25,7 +25,7 @@ ASKED_LOG_PROBS: Final = "asked_log_probs"
 FROM_LINES: Final = "from_lines"
 TO_LINES: Final = "to_lines"
 
-DType = Literal["float32", "float16", "int32", "int64"]
+DType = Literal["float32", "float16", "int8", "int32", "int64"]
 Axis = str | int
 """A name for an axis whose size may differ between runs; a number for a fixed one."""
 
@@ -36,6 +36,11 @@ class TensorSpec(NamedTuple):
     name: str
     dtype: DType
     axes: tuple[Axis, ...]
+
+
+def activation_dtype(cache_dtype: DType) -> DType:
+    """Of queries, keys and values outside the caches; caches in int8 hold them rounded to whole numbers."""
+    return "float32" if cache_dtype == "int8" else cache_dtype
 
 
 def self_key(layer: int, when: str = "past_key_values") -> str:
@@ -111,7 +116,7 @@ def decoder_inputs(arch: Architecture, cache_dtype: DType) -> list[TensorSpec]:
         TensorSpec(MAX_SOURCE_LENGTH, "int32", ()),
         *_caches(arch, cache_dtype, "past_key_values"),
         *(
-            TensorSpec(name(layer), cache_dtype, ("rows", 1, arch.d_attention))
+            TensorSpec(name(layer), activation_dtype(cache_dtype), ("rows", 1, arch.d_attention))
             for layer in range(arch.decoder_layers)
             for name in (last_cross_key, last_cross_value)
         ),
@@ -124,7 +129,7 @@ def decoder_outputs(arch: Architecture, cache_dtype: DType) -> list[TensorSpec]:
         TensorSpec(LOGITS, "float32", ("rows", arch.vocab_size)),
         *_caches(arch, cache_dtype, "present"),
         *(
-            TensorSpec(cross_query(layer), cache_dtype, ("rows", 1, arch.d_attention))
+            TensorSpec(cross_query(layer), activation_dtype(cache_dtype), ("rows", 1, arch.d_attention))
             for layer in range(arch.decoder_layers)
         ),
     ]

@@ -36,12 +36,12 @@ from dragoman_export.decoding import LengthLimit, StepModel, TorchStepModel, gre
 from dragoman_export.errors import ParityError
 from dragoman_export.evaluation import TestSet, encode_source, evaluate, make_search
 from dragoman_export.graphs import Graphs, build_graphs
-from dragoman_export.linear import FloatLinear, Int8Linear, LinearStyle
+from dragoman_export.linear import FloatLinear, LinearStyle
 from dragoman_export.model import Transformer
 from dragoman_export.onnx_steps import OnnxStepModel
 from dragoman_export.options import VariantKind
 from dragoman_export.parity import check_interface, check_rows, compare
-from dragoman_export.quantization import calibrate
+from dragoman_export.quantization import quantised
 from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, UNKNOWN_ID, language_tag
 
 TOKENIZER, SAMPLES = "tokenizer.model", "samples.json"
@@ -112,28 +112,22 @@ def _build_variant(source: Source, kind: VariantKind, directory: Path) -> tuple[
     files = {part: f"{part}.{kind}.onnx" for part in graph_names(kind.device)}
     files["weights"] = f"weights.{kind}.bin"
     max_positions = max(source.limits.max_source_tokens, source.limits.max_target_tokens)
-    graphs = build_graphs(
-        arch,
-        model_weights(source.model),
-        _linear_style(source, kind),
-        kind.dtype,
-        max_positions,
-        files["weights"],
-    )
+    model, linear = _prepared(source, kind)
+    graphs = build_graphs(arch, model_weights(model), linear, kind.cache_dtype, max_positions, files["weights"])
     _write_graphs(graphs, directory, files)
     step_model = OnnxStepModel(
         directory, files["encoder"], files["decoder"], files["search"], arch, rows=files.get("rows")
     )
     sources = parity_sources(source)
     limit = _DEFAULT_LENGTH._replace(maximum=source.limits.max_target_tokens)
-    tensors = variant_tensors(arch, kind.dtype, has_rows="rows" in files)
+    tensors = variant_tensors(arch, kind.cache_dtype, has_rows="rows" in files)
     check_interface(step_model, tensors)
     check_rows(step_model)
     variant = Variant(
         device=kind.device,
         precision=kind.precision,
         **files,
-        cache_dtype=kind.dtype,
+        cache_dtype=kind.cache_dtype,
         parity=compare(TorchStepModel(source.model), step_model, sources, kind.precision, limit, source.reference),
         goldens=tuple(_choose_goldens(source, step_model, limit)),
         tensors=tensors,
@@ -148,10 +142,11 @@ def graph_names(device: Device) -> list[str]:
     return ["encoder", "decoder", "search", *(["rows"] if device == "cuda" else [])]
 
 
-def _linear_style(source: Source, kind: VariantKind) -> LinearStyle:
+def _prepared(source: Source, kind: VariantKind) -> tuple[Transformer, LinearStyle]:
+    """The model that the graphs are built from, and how they multiply."""
     if kind.precision != "int8":
-        return FloatLinear(kind.dtype)
-    return Int8Linear(calibrate(source.model, _calibration_examples(source)))
+        return source.model, FloatLinear(kind.cache_dtype)
+    return quantised(source.model, _calibration_examples(source))
 
 
 def _write_graphs(graphs: Graphs, directory: Path, files: dict[str, str]) -> None:

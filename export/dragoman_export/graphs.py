@@ -54,7 +54,7 @@ def build_graphs(
     arch: Architecture,
     weights: Weights,
     linear: LinearStyle,
-    dtype: DType,
+    cache_dtype: DType,
     max_positions: int,
     weight_file: str,
 ) -> Graphs:
@@ -64,15 +64,17 @@ def build_graphs(
         arch: of the model.
         weights: its parameters.
         linear: how matrix products are computed.
-        dtype: of activations, norms and caches.
+        cache_dtype: of keys and values. In int8 they are rounded to whole numbers, so the weights must give them in
+            units of one level; see `quantization.with_int8_caches`.
         max_positions: longest source or target, in tokens.
         weight_file: name of the external data file.
     """
     file = WeightFile(weight_file)
-    encoder = _EncoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("encoder", file)).build()
-    decoder = _DecoderGraph(arch, weights, linear, dtype, max_positions, GraphBuilder("decode_step", file)).build()
+    encoder = _EncoderGraph(arch, weights, linear, cache_dtype, max_positions, GraphBuilder("encoder", file)).build()
+    step = GraphBuilder("decode_step", file)
+    decoder = _DecoderGraph(arch, weights, linear, cache_dtype, max_positions, step).build()
     search = _search_graph(arch, GraphBuilder("search", file))
-    return Graphs(encoder, decoder, search, _rows_graph(arch, dtype, GraphBuilder("rows", file)), file)
+    return Graphs(encoder, decoder, search, _rows_graph(arch, cache_dtype, GraphBuilder("rows", file)), file)
 
 
 def _search_graph(arch: Architecture, builder: GraphBuilder) -> onnx.ModelProto:
@@ -113,7 +115,7 @@ def _top(builder: GraphBuilder, values: str, size: int) -> None:
     builder.node("Add", start, builder.op("Mod", places, integer(block)), outputs=[outputs[1]])
 
 
-def _rows_graph(arch: Architecture, dtype: DType, builder: GraphBuilder) -> onnx.ModelProto:
+def _rows_graph(arch: Architecture, cache_dtype: DType, builder: GraphBuilder) -> onnx.ModelProto:
     """target[to_lines] = source[from_lines], for all of a decoder's keys and values.
 
     Lines are read before any is written, so that source and target may be the same memory in another layout. ScatterND
@@ -123,7 +125,7 @@ def _rows_graph(arch: Architecture, dtype: DType, builder: GraphBuilder) -> onnx
         lines = builder.op("Gather", tensors.copy_source(i), tensors.FROM_LINES)
         outputs = [tensors.copy_target(i, "after")]
         builder.node("ScatterND", tensors.copy_target(i), tensors.TO_LINES, lines, outputs=outputs)
-    return builder.model(tensors.rows_inputs(arch, dtype), tensors.rows_outputs(arch, dtype))
+    return builder.model(tensors.rows_inputs(arch, cache_dtype), tensors.rows_outputs(arch, cache_dtype))
 
 
 @dataclass(slots=True)
@@ -144,21 +146,26 @@ class _TransformerGraph:
         arch: Architecture,
         weights: Weights,
         linear: LinearStyle,
-        dtype: DType,
+        cache_dtype: DType,
         max_positions: int,
         builder: GraphBuilder,
     ) -> None:
         self.arch = arch
         self.weights = weights
         self.linear_style = linear
-        self.dtype = dtype
-        self.np_dtype = np.dtype(dtype)
+        self.cache_dtype = cache_dtype
+        self.dtype = tensors.activation_dtype(cache_dtype)
+        self.np_dtype = np.dtype(self.dtype)
         self.max_positions = max_positions
         self.builder = builder
 
     def constant(self, name: str, value: Any) -> str:
         """A constant in the graph's dtype."""
         return self.builder.tensor(name, np.asarray(value, self.np_dtype))
+
+    def unit(self) -> str:
+        """The scale of what is in units of one level already."""
+        return self.builder.tensor("float32(1)", np.array(1, np.float32))
 
     def integers(self, *values: int) -> str:
         """An int64 vector, for shapes and axes."""
@@ -248,7 +255,7 @@ class _EncoderGraph(_TransformerGraph):
             stream = self._layer(stream, i)
         for i in range(arch.decoder_layers):
             self._cross_memory(stream.entrance, i)
-        return self.builder.model(tensors.encoder_inputs(), tensors.encoder_outputs(arch, self.dtype))
+        return self.builder.model(tensors.encoder_inputs(), tensors.encoder_outputs(arch, self.cache_dtype))
 
     def _padding(self, length: str) -> tuple[str, ...]:
         """GroupQueryAttention's last inputs: a bias [batch, 1, src_len, src_len] that hides every row's padding.
@@ -284,6 +291,9 @@ class _EncoderGraph(_TransformerGraph):
     def _cross_memory(self, memory: str, index: int) -> None:
         heads, dim = self.arch.num_heads, self.arch.head_dim
         projected = self.linear(memory, f"decoder.{index}.cross_attention.key_value")
+        if self.cache_dtype == "int8":
+            zero = self.builder.tensor("int8(0)", np.array(0, np.int8))
+            projected = self.builder.op("QuantizeLinear", projected, self.unit(), zero, name=f"decoder.{index}.memory")
         halves = self.builder.node("Split", projected, outputs=2, axis=-1, num_outputs=2)
         for half, name in zip(halves, (tensors.cross_key, tensors.cross_value), strict=True):
             split = self.builder.op("Reshape", half, self.integers(0, 0, heads, dim))
@@ -309,7 +319,9 @@ class _DecoderGraph(_TransformerGraph):
         else:
             logits = self.linear(rows, "generator", bias=False)
             self.builder.node("Cast", logits, outputs=[tensors.LOGITS], to=onnx.TensorProto.FLOAT)
-        return self.builder.model(tensors.decoder_inputs(arch, self.dtype), tensors.decoder_outputs(arch, self.dtype))
+        return self.builder.model(
+            tensors.decoder_inputs(arch, self.cache_dtype), tensors.decoder_outputs(arch, self.cache_dtype)
+        )
 
     def _layer(self, stream: _Stream, index: int) -> _Stream:
         layer = f"decoder.{index}"
@@ -354,9 +366,14 @@ class _DecoderGraph(_TransformerGraph):
         name: str,
         causal: int = 1,
     ) -> str:
+        scales: list[str] = []
+        types: dict[str, Any] = {}
+        if self.cache_dtype == "int8":
+            scales = ["", "", "", "", "", self.unit(), self.unit()]  # of keys and values, after what is not used
+            types = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
         context, *_ = self.builder.node(
-            "GroupQueryAttention", *query_key_value, *past, past_lengths, longest,
+            "GroupQueryAttention", *query_key_value, *past, past_lengths, longest, *scales,
             name=name, outputs=[f"{name}.context", *present], domain=MICROSOFT,
-            num_heads=self.arch.num_heads, kv_num_heads=self.arch.num_heads, causal=causal,
+            num_heads=self.arch.num_heads, kv_num_heads=self.arch.num_heads, causal=causal, **types,
         )  # fmt: skip
         return context

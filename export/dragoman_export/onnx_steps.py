@@ -105,7 +105,8 @@ class OnnxStepModel:
                 (tensors.last_cross_value(layer), tensors.cross_value(layer)),
             ):
                 last = state.caches[whole][np.arange(num_rows), :, state.source_lengths - 1]
-                binding.bind_cpu_input(name, last.reshape(num_rows, 1, -1))
+                floats = last.astype(np.float32) if last.dtype == np.int8 else last
+                binding.bind_cpu_input(name, floats.reshape(num_rows, 1, -1))
         for name, cache in state.caches.items():
             place = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
             binding.bind_input(name, *place)

@@ -87,9 +87,10 @@ class VariantKind:
         return f"{self.device}-{self.precision}"
 
     @property
-    def dtype(self) -> DType:
-        """Of activations and caches."""
-        return "float16" if self.precision == "fp16" else "float32"
+    def cache_dtype(self) -> DType:
+        """Of keys and values; what enters and leaves attention is of `activation_dtype`."""
+        dtypes: dict[VariantPrecision, DType] = {"fp32": "float32", "int8": "int8", "fp16": "float16"}
+        return dtypes[self.precision]
 
 
 VARIANT_KINDS: dict[str, VariantKind] = {

@@ -109,6 +109,7 @@ def _interface_problems(
     element_types = {
         "float32": "tensor(float)",
         "float16": "tensor(float16)",
+        "int8": "tensor(int8)",
         "int32": "tensor(int32)",
         "int64": "tensor(int64)",
     }

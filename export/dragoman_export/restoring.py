@@ -17,6 +17,7 @@ from dragoman_export.bundling import Source
 from dragoman_export.checkpoint import assign_weights
 from dragoman_export.corpus import Direction
 from dragoman_export.model import Transformer
+from dragoman_export.quantization import balance
 from dragoman_export.tokenization import load_tokenizer
 
 Array = npt.NDArray[Any]
@@ -53,6 +54,8 @@ def restore_model(bundle: Bundle, variant: Variant) -> Transformer:
         weights |= _named_weights(_initializers(bundle.file(graph)), rows)
     own = {name for name, _ in model.named_parameters()}
     assign_weights(model, {name: tensor for name, tensor in weights.items() if name in own}, bundle.path)
+    if variant.cache_dtype == "int8":
+        balance(model)
     return model.eval()
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 
 from dragoman_bundle.architecture import PRESETS, Architecture
 from dragoman_bundle.bundle import load_bundle
 from dragoman_export.batching import Example
 from dragoman_export.bundling import parity_sources
-from dragoman_export.linear import FloatLinear, Int8Linear
+from dragoman_export.linear import FloatLinear
 from dragoman_export.model import Transformer
-from dragoman_export.quantization import calibrate
+from dragoman_export.options import VARIANT_KINDS
+from dragoman_export.quantization import quantised
 from dragoman_export.restoring import restore_source
 from dragoman_export.tokenization import END_ID, PADDING_ID, START_ID, UNKNOWN_ID
 from tests.bare_model import write_graphs
@@ -31,6 +31,7 @@ from tests.benchmarks.stored import CTRANSLATE2, CTRANSLATE2_INT8, SETTINGS, WEI
 BUNDLE = ROOT / "deploy" / "models" / "zh-en" / "1"
 MAX_TOKENS = 512
 """Of a source and of a target."""
+_CACHE_DTYPES = {precision: VARIANT_KINDS[f"cpu-{precision}"].cache_dtype for precision in ("fp32", "int8")}
 
 Sources = list[list[int]]
 
@@ -47,8 +48,6 @@ class Model:
     """Of an output, unless said otherwise."""
     num_single: int
     """Sources that are decoded one after the other to measure batch 1."""
-    cache_bytes: int
-    """Of one element of our caches of keys and values."""
 
     def batches(self, size: int) -> list[Sources]:
         """Batches to decode one after the other: several small ones, or one large one; the same every time."""
@@ -61,7 +60,7 @@ class Model:
         return Workload(
             arch=self.arch,
             precision=precision,
-            cache_bytes=self.cache_bytes,
+            cache_bytes=np.dtype(_CACHE_DTYPES[precision]).itemsize,
             width=width,
             instances=min(batch, instances),
         )
@@ -75,10 +74,9 @@ def prepare_random(directory: Path, name: str, vocab_size: int) -> Model:
         model.generator.weight[:4] = 0
     sources = random_sources(vocab_size, 256, 25)
     examples = [Example(np.array(ids, np.int32), np.array(ids[::-1], np.int32)) for ids in sources[:32]]
-    cache_bytes = _write(model, directory, examples)
+    _write(model, directory, examples)
     return Model(
         name=name, directory=directory, arch=model.arch, sources=sources, max_tokens=25, num_single=8,
-        cache_bytes=cache_bytes,
     )  # fmt: skip
 
 
@@ -88,11 +86,11 @@ def prepare_bundled(directory: Path) -> Model:
     source = restore_source(bundle, bundle.manifest.variants[0])
     sources = [ids.tolist() for ids in parity_sources(source)]
     examples = [Example(np.array(ids, np.int32), np.array(ids, np.int32)) for ids in sources[:200]]
-    cache_bytes = _write(source.model, directory, examples)
+    _write(source.model, directory, examples)
     order = np.random.default_rng(0).permutation(len(sources))
     return Model(
         name=f"bundled {bundle.manifest.name}", directory=directory, arch=source.model.arch,
-        sources=[sources[i] for i in order[:512]], max_tokens=100, num_single=32, cache_bytes=cache_bytes,
+        sources=[sources[i] for i in order[:512]], max_tokens=100, num_single=32,
     )  # fmt: skip
 
 
@@ -110,27 +108,19 @@ def export_for_optimum(model: Model, python: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def _write(model: Transformer, directory: Path, examples: Sequence[Example]) -> int:
-    """Write all formats; the size of an element of our caches."""
+def _write(model: Transformer, directory: Path, examples: Sequence[Example]) -> None:
+    """Write all formats."""
     directory.mkdir(parents=True)
-    write_graphs(model, directory / "fp32", FloatLinear("float32"), MAX_TOKENS)
-    write_graphs(model, directory / "int8", Int8Linear(calibrate(model, examples)), MAX_TOKENS)
+    write_graphs(model, directory / "fp32", FloatLinear("float32"), MAX_TOKENS, _CACHE_DTYPES["fp32"])
+    scaled, linear = quantised(model, examples)
+    write_graphs(scaled, directory / "int8", linear, MAX_TOKENS, _CACHE_DTYPES["int8"])
     to_ctranslate2(model, directory / CTRANSLATE2, MAX_TOKENS, None)
     to_ctranslate2(model, directory / CTRANSLATE2_INT8, MAX_TOKENS, "int8")
     torch.save(model.state_dict(), directory / WEIGHTS)
-    cache = _cache_dtype(directory / "int8" / "decoder.onnx")
     settings = {
         "architecture": dataclasses.asdict(model.arch),
         "max_tokens": MAX_TOKENS,
         "special_ids": {"padding": PADDING_ID, "unknown": UNKNOWN_ID, "start": START_ID, "end": END_ID},
-        "cache_dtype": cache.name,
+        "cache_dtypes": _CACHE_DTYPES,
     }
     (directory / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
-    return cache.itemsize
-
-
-def _cache_dtype(decoder: Path) -> np.dtype[np.generic]:
-    graph = onnx.load(decoder, load_external_data=False).graph
-    [kind] = {value.type.tensor_type.elem_type for value in graph.input if value.name.startswith("past_key_values")}
-    dtype: np.dtype[np.generic] = onnx.helper.tensor_dtype_to_np_dtype(kind)
-    return dtype

@@ -18,7 +18,7 @@ SPECIAL = {0: "<pad>", 1: "<unk>", 2: "<s>", 3: "</s>"}
 
 
 def settings(directory: Path) -> dict[str, Any]:
-    """Architecture, special ids, most tokens of a text, dtype of our caches."""
+    """Architecture, special ids, most tokens of a text, dtypes of our caches by precision."""
     fields: dict[str, Any] = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
     return fields
 

@@ -17,8 +17,8 @@ from dragoman_bundle import tensors
 from dragoman_bundle.architecture import PRESETS, Architecture
 from dragoman_bundle.bundle import Bundle, digest, load_bundle
 from dragoman_bundle.manifest import MANIFEST, BundleError, parse_manifest, variant_tensors
-from dragoman_bundle.tensors import DType
-from dragoman_export.batching import Ids
+from dragoman_bundle.tensors import DType, activation_dtype
+from dragoman_export.batching import Example, Ids, collate
 from dragoman_export.bundling import load_step_model, model_weights
 from dragoman_export.checkpoint import load_model
 from dragoman_export.corpus import Corpus
@@ -27,10 +27,11 @@ from dragoman_export.distributed import Process
 from dragoman_export.errors import ParityError
 from dragoman_export.graphs import build_graphs
 from dragoman_export.linear import FloatLinear, quantise_weight
-from dragoman_export.model import Transformer
+from dragoman_export.model import MultiHeadAttention, Transformer
 from dragoman_export.onnx_steps import OnnxStepModel, open_session
 from dragoman_export.options import RunOptions, TrainingOptions
 from dragoman_export.parity import check_interface, compare
+from dragoman_export.quantization import balance, with_int8_caches
 from dragoman_export.restoring import restore_model
 from dragoman_export.runs import open_run, train
 from dragoman_export.verification import quantize_bundle, verify_bundle
@@ -39,16 +40,24 @@ from tests.reversal import DIRECTION, sentences, write_pairs
 LIMIT = LengthLimit(maximum=20)
 
 
-def build(
-    arch: Architecture, directory: Path, seed: int = 0, dtype: DType = "float32"
-) -> tuple[Transformer, OnnxStepModel]:
-    """A random model, and its graphs in floating point."""
+def random_model(arch: Architecture, seed: int = 0) -> Transformer:
+    """With biases and norms that are not what they are set to at first."""
     torch.manual_seed(seed)
     model = Transformer(arch).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    graphs = build_graphs(arch, model_weights(model), FloatLinear(dtype), dtype, 64, "weights.bin")
+    return model
+
+
+def build(
+    arch: Architecture, directory: Path, seed: int = 0, cache_dtype: DType = "float32"
+) -> tuple[Transformer, OnnxStepModel]:
+    """A random model, and its graphs with linear layers in floating point."""
+    model = random_model(arch, seed)
+    exported = with_int8_caches(model, examples(arch.vocab_size)) if cache_dtype == "int8" else model
+    linear = FloatLinear(activation_dtype(cache_dtype))
+    graphs = build_graphs(arch, model_weights(exported), linear, cache_dtype, 64, "weights.bin")
     for name, graph in graphs.named().items():
         onnx.save(graph, directory / f"{name}.onnx")
     graphs.weights.write(directory)
@@ -60,22 +69,76 @@ def sources(count: int, vocab_size: int, seed: int = 0) -> list[Ids]:
     return [rng.integers(4, vocab_size, rng.integers(1, 25), np.int32) for _ in range(count)]
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize(
-    "sizes",
-    [
+def examples(vocab_size: int) -> list[Example]:
+    """To calibrate a random model with: what `sources` gives, there and back."""
+    return [Example(ids, ids[::-1].copy()) for ids in sources(70, vocab_size)]
+
+
+@pytest.fixture(params=["post", "pre"])
+def norm(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(
+    params=[
         {"d_model": 32, "num_heads": 4},
         {"d_model": 48, "num_heads": 3, "head_dim": 24, "encoder_layers": 1, "decoder_layers": 3},
         {"d_model": 64, "num_heads": 1, "tied_embeddings": False},
     ],
+    ids=["heads", "odd sizes", "untied"],
 )
-def test_random_models_of_every_shape_are_reproduced(norm: str, sizes: dict[str, object], tmp_path: Path) -> None:
-    fields = {"vocab_size": 300, "d_ff": 96, "norm": norm, "encoder_layers": 2, "decoder_layers": 2} | sizes
-    model, graphs = build(Architecture(**fields), tmp_path)  # type: ignore[arg-type]
+def arch(request: pytest.FixtureRequest, norm: str) -> Architecture:
+    fields = {"vocab_size": 300, "d_ff": 96, "norm": norm, "encoder_layers": 2, "decoder_layers": 2} | request.param
+    return Architecture(**fields)
+
+
+def test_random_models_of_every_shape_are_reproduced(arch: Architecture, tmp_path: Path) -> None:
+    model, graphs = build(arch, tmp_path)
     report = compare(TorchStepModel(model), graphs, sources(70, 300), "fp32", LIMIT, "random")
     assert report.passed, report
     assert report.max_abs_logit_difference <= 1e-4
     assert report.num_identical == 70
+
+
+def cached_attentions(model: Transformer) -> list[MultiHeadAttention]:
+    layers = [(layer.self_attention, layer.cross_attention) for layer in model.decoder]
+    return [attention for pair in layers for attention in pair]  # type: ignore[misc]
+
+
+def logits(model: Transformer) -> torch.Tensor:
+    batch = collate(examples(model.arch.vocab_size))
+    with torch.no_grad():
+        return torch.Tensor(model.generator(model(batch.source_ids, batch.source_lengths, batch.target_inputs)))
+
+
+def test_int8_caches_hold_rounded_keys_and_values(arch: Architecture, tmp_path: Path) -> None:
+    model, graphs = build(arch, tmp_path, cache_dtype="int8")
+    rounding = with_int8_caches(model, examples(300))
+    for attention in cached_attentions(rounding):
+        attention.key_value.register_forward_hook(lambda _module, _inputs, output: output.round().clamp(-128, 127))
+    report = compare(TorchStepModel(rounding), graphs, sources(70, 300), "int8", LIMIT, "rounding")
+    assert report.batch_invariant
+    assert report.top1_agreement >= 0.999
+    report = compare(TorchStepModel(model), graphs, sources(70, 300), "int8", LIMIT, "not rounding")
+    assert report.top1_agreement >= 0.98
+
+
+def test_scaling_for_int8_caches_and_back_leaves_the_function(arch: Architecture) -> None:
+    model = random_model(arch)
+    scaled = with_int8_caches(model, examples(300))
+    maxima: list[float] = []
+    for attention in cached_attentions(scaled):
+        attention.key_value.register_forward_hook(
+            lambda _module, _inputs, output: maxima.extend(output.abs().flatten(0, 1).amax(0).tolist())
+        )
+    torch.testing.assert_close(logits(scaled), logits(model), rtol=1e-4, atol=1e-4)
+    assert maxima == pytest.approx([127.0] * len(maxima), rel=0.02)  # padding, which differs, counts too
+    balance(scaled)
+    torch.testing.assert_close(logits(scaled), logits(model), rtol=1e-4, atol=1e-4)
+    for attention in cached_attentions(scaled):
+        keys, values = attention.key_value.weight.chunk(2)
+        torch.testing.assert_close(keys.norm(dim=1), attention.query.weight.norm(dim=1))
+        torch.testing.assert_close(values.norm(dim=1), attention.output.weight.norm(dim=0))
 
 
 def test_the_comparison_notices_one_wrong_weight(tmp_path: Path) -> None:
@@ -311,7 +374,7 @@ def test_a_graph_that_copies_other_lines_fails_verification(copy: Path, reversal
 def test_padding_stays_hidden_from_kernels_that_pad_the_lengths(tmp_path: Path) -> None:
     """As CUDA's do with a prompt, which they take an encoder's input for."""
     arch = Architecture(vocab_size=100, d_model=32, num_heads=4, d_ff=48, encoder_layers=2, decoder_layers=1)
-    build(arch, tmp_path, dtype="float16")
+    build(arch, tmp_path, cache_dtype="float16")
     graph = onnx.load(tmp_path / "encoder.onnx", load_external_data=False)
     [attention, _] = [node for node in graph.graph.node if node.op_type == "GroupQueryAttention"]
     lengths, total = attention.input[5], attention.input[6]

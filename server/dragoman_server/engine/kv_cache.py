@@ -65,7 +65,7 @@ class KVCache:
         self._sentence = [0] * num_slots  # by block, of which sentence it has what the encoder made
         self._sentences = itertools.count(1)
         # [layers * 2, num_slots, 1, d_attention]: together, so that a row's are copied at once.
-        self._last = np.zeros((len(names), num_slots, 1, arch.d_attention), self._dtype)
+        self._last = np.zeros((len(names), num_slots, 1, arch.d_attention), tensors.activation_dtype(dtype))
         last_names = [name(layer) for layer in layers for name in (tensors.last_cross_key, tensors.last_cross_value)]
         self._last_by_name = dict(zip(last_names, self._last, strict=True))
 
@@ -77,8 +77,9 @@ class KVCache:
     def slot_bytes(arch: Architecture, dtype: DType, max_target_tokens: int, max_source_tokens: int) -> int:
         """Memory that one slot takes."""
         position = arch.num_heads * arch.head_dim * np.dtype(dtype).itemsize
-        positions = max_target_tokens + _whole_pages(max_source_tokens, position) + 1
-        return 2 * arch.decoder_layers * positions * position
+        positions = max_target_tokens + _whole_pages(max_source_tokens, position)
+        last = arch.d_attention * np.dtype(tensors.activation_dtype(dtype)).itemsize
+        return 2 * arch.decoder_layers * (positions * position + last)
 
     @property
     def num_bytes(self) -> int:

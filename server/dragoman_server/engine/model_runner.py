@@ -126,6 +126,7 @@ class OnnxModelRunner:
         self.cache = KVCache(
             arch, model.variant.cache_dtype, num_slots, limits.max_target_tokens, limits.max_source_tokens
         )
+        activations = tensors.activation_dtype(model.variant.cache_dtype)
         # Inputs and outputs of a step live at fixed addresses, so that a binding can be used again and again.
         self._last_ids = np.zeros(num_slots, np.int64)
         self._past_lengths = np.zeros(num_slots, np.int32)
@@ -134,7 +135,7 @@ class OnnxModelRunner:
         self._max_source_length = np.zeros((), np.int32)
         self.logits = np.zeros((num_slots, arch.vocab_size), np.float32)
         self._queries = {
-            tensors.cross_query(layer): np.zeros((num_slots, 1, arch.d_attention), model.variant.cache_dtype)
+            tensors.cross_query(layer): np.zeros((num_slots, 1, arch.d_attention), activations)
             for layer in range(arch.decoder_layers)
         }
         self._bindings: dict[tuple[bool, int, int], onnxruntime.IOBinding] = {}

@@ -101,7 +101,8 @@ def open_graphs(directory: Path, precision: str, num_threads: int, num_solo_thre
     )
     bundle: Any = SimpleNamespace(manifest=manifest, path=path, file=lambda name: path / name)
     graphs = {name: f"{name}.onnx" for name in ("encoder", "decoder", "search")}
-    variant: Any = SimpleNamespace(**graphs, device="cpu", weights=weights, cache_dtype=stored["cache_dtype"])
+    cache_dtype = stored["cache_dtypes"][precision]
+    variant: Any = SimpleNamespace(**graphs, device="cpu", weights=weights, cache_dtype=cache_dtype)
     model = open_model(bundle, variant, None, num_threads, num_solo_threads)
     assert isinstance(model, OnnxModel)
     return model
