@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -132,7 +132,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap_unary(self, behaviour: Unary, method: _Method) -> Unary:
         async def call(request: Message | Malformed, context: Context) -> Any:
-            async with self._accounted(method, request, context):
+            async with _Accounted(self, method, request, context):
                 return await behaviour(request, context)
 
         return call
@@ -140,7 +140,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_streaming(self, behaviour: Streaming, method: _Method) -> Streaming:
         async def call(request: Message | Malformed, context: Context) -> AsyncGenerator[Any]:
             async with (
-                self._accounted(method, request, context),
+                _Accounted(self, method, request, context),
                 aclosing(behaviour(request, context)) as answers,
             ):
                 async for answer in answers:
@@ -148,34 +148,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    @asynccontextmanager
-    async def _accounted(self, method: _Method, request: Message | Malformed, context: Context) -> AsyncIterator[None]:
-        """Around the work on one call: let it in or refuse it, turn errors into statuses, count it."""
-        call = Call(method.name, metadata_value(context.invocation_metadata(), REQUEST_ID) or new_request_id(), "")
-        current_call.set(call)
-        context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
-        code = grpc.StatusCode.OK
-        self._enter()
-        try:
-            self._admit(method, request, context, call)
-            yield
-        except ServiceError as error:
-            code = error.code
-            self._metrics.errors.labels(error.reason).inc()
-            await _abort(context, call, error)
-        except (asyncio.CancelledError, GeneratorExit):
-            code = grpc.StatusCode.CANCELLED
-            raise
-        except Exception:  # noqa: BLE001 - logged with its traceback; the caller must not see it
-            code = grpc.StatusCode.INTERNAL
-            self._metrics.errors.labels("BUG").inc()
-            _LOG.exception("%s failed", call.method)
-            await context.abort(code, "internal error; the server's log has the details")
-        finally:
-            self._leave()
-            self._finish(call, code.name)
+    def admit(self, call: Call, method: _Method, request: Message | Malformed, context: Context) -> None:
+        """Let a call in that has just begun.
 
-    def _admit(self, method: _Method, request: Message | Malformed, context: Context, call: Call) -> None:
+        Raises:
+            ServiceError: it may not come in.
+        """
+        self._num_running += 1
+        self._idle.clear()
         if self._draining:
             raise ShuttingDownError("the server is shutting down", _ELSEWHERE_S)
         call.caller = self._gate.admit(method.path, context)
@@ -183,21 +163,71 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise InvalidRequestError(request.problems)
         self._gate.charge(call.caller, _num_characters(request))
 
-    def _finish(self, call: Call, code: str) -> None:
+    def count_error(self, reason: str) -> None:
+        """A call has failed."""
+        self._metrics.errors.labels(reason).inc()
+
+    def finish(self, call: Call, code: str) -> None:
+        """A call is over."""
+        self._num_running -= 1
+        if not self._num_running:
+            self._idle.set()
         seconds = time.monotonic() - call.watch.arrived
         self._tracing.record(call)
         self._metrics.call_done(call, code, seconds, self._tracing.exemplar())
         if self._logs_calls:
             log_call(_LOG, call, code, seconds)
 
-    def _enter(self) -> None:
-        self._num_running += 1
-        self._idle.clear()
 
-    def _leave(self) -> None:
-        self._num_running -= 1
-        if not self._num_running:
-            self._idle.set()
+class _Accounted:
+    """Around the work on one call: let it in or refuse it, turn errors into statuses, count it.
+
+    Args:
+        interceptor: that wraps it.
+        method: that was called.
+        request: as it was read.
+        context: of the call.
+    """
+
+    __slots__ = ("_call", "_context", "_interceptor", "_method", "_request")
+
+    def __init__(
+        self, interceptor: CallInterceptor, method: _Method, request: Message | Malformed, context: Context
+    ) -> None:
+        self._interceptor, self._method, self._request, self._context = interceptor, method, request, context
+        given = metadata_value(context.invocation_metadata(), REQUEST_ID)
+        self._call = Call(method.name, given or new_request_id(), "")
+
+    async def __aenter__(self) -> None:
+        current_call.set(self._call)
+        self._context.set_trailing_metadata(((REQUEST_ID, self._call.request_id),))
+        try:
+            self._interceptor.admit(self._call, self._method, self._request, self._context)
+        except Exception as error:
+            await self.__aexit__(type(error), error, None)
+            raise
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        code = _code_of(error)
+        try:
+            if isinstance(error, ServiceError):
+                self._interceptor.count_error(error.reason)
+                await _abort(self._context, self._call, error)
+            elif code is grpc.StatusCode.INTERNAL:
+                self._interceptor.count_error("BUG")
+                _LOG.error("%s failed", self._call.method, exc_info=error)
+                await self._context.abort(code, "internal error; the server's log has the details")
+        finally:
+            self._interceptor.finish(self._call, code.name)
+
+
+def _code_of(error: BaseException | None) -> grpc.StatusCode:
+    """How a call ends that has raised an error, or none."""
+    if error is None:
+        return grpc.StatusCode.OK
+    if isinstance(error, ServiceError):
+        return error.code
+    return grpc.StatusCode.INTERNAL if isinstance(error, Exception) else grpc.StatusCode.CANCELLED
 
 
 async def _abort(context: Context, call: Call, error: ServiceError) -> None:

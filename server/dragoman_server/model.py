@@ -6,10 +6,10 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from dragoman_bundle.bundle import Bundle, load_bundle
 from dragoman_bundle.manifest import BundleError, DirectionSpec, Golden, Variant
@@ -168,17 +168,17 @@ class ServedModel:
         self._unused = asyncio.Event()
         self._unused.set()
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Around a call that the model works on; only on the event loop."""
+    def __enter__(self) -> Self:
+        """Begin a call that the model works on; only on the event loop."""
         self._num_users += 1
         self._unused.clear()
-        try:
-            yield
-        finally:
-            self._num_users -= 1
-            if not self._num_users:
-                self._unused.set()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._num_users -= 1
+        if not self._num_users:
+            self._unused.set()
 
     async def wait_until_unused(self) -> None:
         """Return once no call is being worked on."""

@@ -15,7 +15,6 @@ import random
 import re
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,9 +145,8 @@ class ModelRepository:
             return self.get(name, version)
         return self.get(name, self._names[name].routing.choose(self._random.random()))
 
-    @contextmanager
-    def lease(self, name: str, version: str, source: str, target: str) -> Iterator[ServedModel]:
-        """The model for a call, which stays until the call is over, even if it is being unloaded.
+    def lease(self, name: str, version: str, source: str, target: str) -> ServedModel:
+        """The model for a call; entered as a context manager, it stays until the end even if it is being unloaded.
 
         Args:
             name: of the model; empty for whichever translates the pair.
@@ -160,11 +158,6 @@ class ModelRepository:
             NotFoundError: there is none.
             InvalidRequestError: there are several, and no name.
         """
-        model = self._find(name, version, source, target)
-        with model.in_use():
-            yield model
-
-    def _find(self, name: str, version: str, source: str, target: str) -> ServedModel:
         if version and not name:
             raise InvalidRequestError(["model_version is set, but model is not; name the model as well"])
         candidates = [self._choose(each, version) for each in ([name] if name else sorted(self._names))]

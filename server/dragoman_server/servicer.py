@@ -165,14 +165,13 @@ class TranslationServicer(pb_grpc.TranslationServiceServicer):
             raise InvalidRequestError(problems)
         return description(self._repository.get(request.name, request.version), self._repository)
 
-    @contextmanager
-    def _lease(self, request: pb.TranslateRequest | pb.ScoreRequest) -> Iterator[ServedModel]:
-        """The model for a request, until the call is over; noted on the call."""
+    def _lease(self, request: pb.TranslateRequest | pb.ScoreRequest) -> ServedModel:
+        """The model for a request, to be entered until the call is over; noted on the call."""
         languages = request.source_language, request.target_language
-        with self._repository.lease(request.model, request.model_version, *languages) as model:
-            call = current_call.get()
-            call.model, call.version = model.name, model.version
-            yield model
+        model = self._repository.lease(request.model, request.model_version, *languages)
+        call = current_call.get()
+        call.model, call.version = model.name, model.version
+        return model
 
 
 async def _parse(
@@ -239,6 +238,8 @@ class _Decoding:
     def _wait(self, num_tokens: int) -> float:
         """Seconds until it is the turn of work of so many tokens, about."""
         engine = self._model.engine
+        if not engine.line.num_waiting:
+            return 0.0
         before = engine.line.tokens_before(self._priority, self._call.caller, num_tokens)
         return self._model.pace.wait_seconds(before, len(engine.engines))
 

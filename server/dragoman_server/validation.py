@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -265,9 +267,14 @@ def unknown_fields(message: Message, path: str = "") -> Iterator[str]:
     unknown: Any = UnknownFieldSet(message)  # iterable, whatever its stub says
     for field in unknown:
         yield f"{name} has an unknown field, number {field.field_number}: this server is older than your client"
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None:
-            continue
-        children = value if descriptor.is_repeated else [value]
-        for child in children:
-            yield from unknown_fields(child, f"{path}.{descriptor.name}".lstrip("."))
+    for field_name, is_repeated in _message_fields(message.DESCRIPTOR):
+        if is_repeated or message.HasField(field_name):
+            value = getattr(message, field_name)
+            for child in value if is_repeated else [value]:
+                yield from unknown_fields(child, f"{path}.{field_name}".lstrip("."))
+
+
+@cache
+def _message_fields(descriptor: Descriptor) -> list[tuple[str, bool]]:
+    """Fields that hold messages, and whether each is repeated."""
+    return [(field.name, field.is_repeated) for field in descriptor.fields if field.message_type is not None]

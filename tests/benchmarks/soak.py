@@ -39,6 +39,8 @@ from tests.readme import bundled_models
 RESULTS = Path(__file__).with_name("soak.json")
 PLOT = RESULTS.with_suffix(".png")
 _CONCURRENCY = 200
+_TARGET_LIMITS = [5] * 4 + [20] * 4 + [60] * 3 + [250]
+"""Most requests are short, as in life; hot samples reach even the longest limit."""
 _WARM_REQUESTS = 3000
 """Until then, caches reach their pages for the first time."""
 _GROWTH_MIB = 64
@@ -60,7 +62,7 @@ def random_options(rng: random.Random) -> DecodingOptions:
         Alternatives(count=rng.randint(1, 6)),
     ]
     return DecodingOptions(
-        max_target_tokens=rng.choice([5, 20, 60, 250]),
+        max_target_tokens=rng.choice(_TARGET_LIMITS),
         min_target_tokens=rng.choice([0, 0, 0, 5]),
         search=rng.choice(searches),
         no_repeat_ngram_size=rng.choice([0, 0, 3]),

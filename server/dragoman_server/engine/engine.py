@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dragoman_server.engine.invariants import violations
 from dragoman_server.engine.model_runner import Candidates, ModelRunner
@@ -41,6 +42,22 @@ class EngineStateError(Exception):
     """What must hold between steps does not."""
 
 
+class _Choices(NamedTuple):
+    """What the rows of a step may produce next."""
+
+    best: Seq[int]
+    """By slot, the most probable token; empty if all of them have candidates."""
+    found: Mapping[int, Candidates]
+    """By slot, of those that need more than that."""
+
+    def of(self, row: Row) -> Candidates:
+        """What a row may produce."""
+        return self.found.get(row.slot) or Candidates([self.best[row.slot]], [math.nan], math.nan)
+
+
+_NO_CHOICES = _Choices((), {})
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """What became of one phase of a step."""
@@ -48,7 +65,7 @@ class _Work:
     is_done: bool = False
     seconds: float = 0.0
     num_padding_tokens: int = 0
-    candidates: Seq[Candidates] = ()
+    choices: _Choices = _NO_CHOICES
 
 
 class Engine:
@@ -154,12 +171,12 @@ class Engine:
         begun = time.monotonic()
         try:
             self._runner.decode_step(plan.rows)
-            candidates = self._candidates(plan.rows)
+            choices = self._choices(plan.rows)
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(_sequences_of(plan.rows), error, have_state=True)
             return _Work()
         self._num_failures = 0
-        return _Work(is_done=True, seconds=time.monotonic() - begun, candidates=candidates)
+        return _Work(is_done=True, seconds=time.monotonic() - begun, choices=choices)
 
     def _give_up(self, sequences: Seq[Sequence], error: Exception, *, have_state: bool) -> None:
         self._num_failures += 1
@@ -170,8 +187,7 @@ class Engine:
         if problems := list(violations(self.scheduler)):
             raise EngineStateError("; ".join(problems)) from error
 
-    def _candidates(self, rows: Seq[Row]) -> list[Candidates]:
-        """What each row may produce next, by slot."""
+    def _choices(self, rows: Seq[Row]) -> _Choices:
         runner, found = self._runner, {}
         wanted: dict[int, int] = {}
         for row in rows:
@@ -191,17 +207,14 @@ class Engine:
             tops = runner.top(list(wanted), max(wanted.values()), asked)
             for (slot, count), top in zip(wanted.items(), tops, strict=True):
                 found[slot] = Candidates(top.ids[:count], top.log_probs[:count], top.asked)
-        if len(found) < len(rows):
-            best = runner.best(len(rows))
-            return [found.get(slot) or Candidates([token], [math.nan], math.nan) for slot, token in enumerate(best)]
-        return [found[slot] for slot in range(len(rows))]
+        return _Choices(runner.best(len(rows)) if len(found) < len(rows) else (), found)
 
     def _commit(self, plan: StepPlan, work: _Work) -> list[Sequence]:
         """Let all outputs grow, and only then move rows: a row's cache is as long as its output says."""
         if not work.is_done:
             return []
-        now, candidates, sequences = time.monotonic(), work.candidates, _sequences_of(plan.rows)
-        growths = [self._grow(sequence, candidates) for sequence in sequences]
+        now, sequences = time.monotonic(), _sequences_of(plan.rows)
+        growths = [self._grow(sequence, work.choices) for sequence in sequences]
         grown = [_extend(growth.live) for growth in growths]
         dead: list[Row] = []
         for sequence, growth, rows in zip(sequences, growths, grown, strict=True):
@@ -217,10 +230,10 @@ class Engine:
         self.table.remove(dead)
         return sequences
 
-    def _grow(self, sequence: Sequence, candidates: Seq[Candidates]) -> Growth:
+    def _grow(self, sequence: Sequence, choices: _Choices) -> Growth:
         if sequence.is_plain:
-            return grow_plain(sequence, candidates[sequence.rows[0].slot].ids[0], self._end_id)
-        return grow(sequence, [candidates[row.slot] for row in sequence.rows], self._end_id)
+            return grow_plain(sequence, choices.best[sequence.rows[0].slot], self._end_id)
+        return grow(sequence, [choices.of(row) for row in sequence.rows], self._end_id)
 
     def _place(self, sequence: Sequence, rows: Seq[tuple[Row, Row]]) -> list[Row]:
         """Give forked rows a dead row's place or a new one; rows that are their own parent stay where they are.
@@ -250,6 +263,8 @@ def _sequences_of(rows: Seq[Row]) -> list[Sequence]:
 
 def _extend(children: Seq[Child]) -> list[tuple[Row, Row]]:
     """The grown rows with their parents. The first child of a parent is the parent itself, grown."""
+    if not children:
+        return []
     parents: set[int] = set()
     rows = []
     for child in children:

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,8 @@ class KVCache:
         positions = _whole_pages(max_source_tokens, arch.num_heads * arch.head_dim * self._dtype.itemsize)
         self._shared = SharedSlots(len(names), num_slots, positions * self._position_bytes)
         source_shape = (num_slots, arch.num_heads, positions, arch.head_dim)
+        self.source_names = [name.replace("past_key_values", "present") for name in names]
+        """What the encoder calls keys and values of cross-attention, in our order."""
         self._source = {
             name: self._shared.memory[i].view(self._dtype).reshape(source_shape) for i, name in enumerate(names)
         }
@@ -122,23 +124,20 @@ class KVCache:
             for slot in range(self._shared.num_in_use - 1, -1, -1):  # from the end, since rows move away from the start
                 new[slot, :, :old_capacity] = old[slot].copy()
 
-    def store_source(self, slot: int, encoded: Mapping[str, Array], row: int, length: int) -> None:
+    def store_source(self, slot: int, encoded: Seq[Array], row: int, length: int) -> None:
         """Keep what the encoder made of a sentence.
 
         Args:
             slot: of the sentence's first row.
-            encoded: the encoder's outputs by name, [batch, num_heads, src_len, head_dim].
+            encoded: the encoder's outputs as `source_names` says, [batch, num_heads, src_len, head_dim].
             row: of the sentence in the encoder's batch.
             length: of the sentence, in tokens.
         """
         self._shared.claim(slot)
         self._sentence[self._shared.block(slot)] = next(self._sentences)
-        for name, array in self._source.items():
-            made = encoded[name.replace("past_key_values", "present")][row]
-            array[slot, :, :length] = made[:, :length]
-        names = (name.replace("past_key_values", "present") for name in self._source)
-        for last, name in zip(self._last, names, strict=True):
-            last[slot, 0] = encoded[name][row, :, length - 1].reshape(-1)
+        for array, last, made in zip(self._source.values(), self._last, encoded, strict=True):
+            array[slot, :, :length] = made[row, :, :length]
+            last[slot, 0] = made[row, :, length - 1].reshape(-1)
 
     def fork(self, source: int, target: int, past_len: int, source_len: int) -> None:
         """Give slot `target` the state of slot `source` as well; what the encoder made of a long sentence is shared."""

@@ -106,7 +106,6 @@ class OnnxModel:
         self.has_solo = num_solo_threads > num_threads
         self.solo = _Sessions.open(bundle, variant, num_solo_threads) if self.has_solo else self.shared
         self.search = open_session(bundle, variant.search, num_threads)
-        self.encoder_outputs = [output.name for output in self.shared.encoder.get_outputs()]
 
 
 class OnnxModelRunner:
@@ -160,15 +159,14 @@ class OnnxModelRunner:
             raise
         return sum(num_padding for _, _, num_padding in groups)
 
-    def _encode(self, group: Seq[Sequence]) -> tuple[dict[str, Array], int]:
-        """The encoder's outputs by name for sources encoded together, and the padding that took."""
+    def _encode(self, group: Seq[Sequence]) -> tuple[Seq[Array], int]:
+        """Keys and values of cross-attention for sources encoded together, and the padding that took."""
         lengths = np.array([len(sequence.source_ids) for sequence in group], np.int32)
         padded = np.full((len(group), lengths.max()), self._ids.padding, np.int64)
         for row, sequence in zip(padded, group, strict=True):
             row[: len(sequence.source_ids)] = sequence.source_ids
-        names = self._model.encoder_outputs
         feeds = {tensors.INPUT_IDS: padded, tensors.SOURCE_LENGTHS: lengths}
-        encoded = dict(zip(names, self._sessions.encoder.run(names, feeds), strict=True))
+        encoded: list[Array] = self._sessions.encoder.run(self.cache.source_names, feeds)
         return encoded, padded.size - int(lengths.sum())
 
     def decode_step(self, rows: Seq[Row]) -> None:
