@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ from dragoman_server.engine.request import (
 Logits = npt.NDArray[np.float32]
 
 
+_FIRST_NUCLEUS = 64
+"""Tokens in which the most probable ones, up to top_p, are looked for first."""
 _LEAST_ATTENTION = 1e-9
 """Keeps the logarithm of the coverage penalty finite."""
 
@@ -295,28 +297,44 @@ def draw(row: Row, logits: Logits) -> Candidates:
     options = row.sequence.options.search
     assert isinstance(options, Sampling)
     branches = range(options.num_hypotheses) if is_first_choice(row) else [row.branch]
-    order, cumulated = _distribution(logits, options)
+    found, cumulated = _distribution(logits, options)
+    last = int(np.searchsorted(cumulated, cumulated[-1]))  # behind it is nothing that has any weight
     tokens = []
     for branch in branches:
         number = random.Random(f"{options.seed}/{branch}/{len(row.ids)}").random()  # noqa: S311 - not for secrets
-        place = int(np.searchsorted(cumulated, number * cumulated[-1], side="right"))
-        tokens.append(int(order[min(place, len(cumulated) - 1)]))
+        place = min(int(np.searchsorted(cumulated, number * cumulated[-1], side="right")), last)
+        tokens.append(place if found is None else int(found[place]))
     wide = logits.astype(np.float64)
     largest = wide.max()
     log_probs = wide[tokens] - largest - np.log(np.exp(wide - largest).sum())
     return Candidates(tokens, log_probs.tolist(), math.nan)
 
 
-def _distribution(logits: Logits, options: Sampling) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Tokens that may be drawn, the most probable first, and their cumulated weights."""
+def _distribution(logits: Logits, options: Sampling) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.float64]]:
+    """Tokens that may be drawn, None for all by their ids, and their cumulated weights."""
     scaled = logits.astype(np.float64) / options.temperature
-    order: Any = np.argsort(-scaled, kind="stable")
+    weights = np.exp(scaled - scaled.max())
+    if not options.top_k and options.top_p >= 1.0:
+        return None, weights.cumsum()
     if options.top_k:
-        order = order[: options.top_k]
-    weights = np.exp(scaled[order] - scaled[order[0]])
-    cumulated = weights.cumsum()
-    if options.top_p < 1.0:
-        # The first tokens whose sum reaches top_p, the one that reaches it included.
-        count = int(np.searchsorted(cumulated, options.top_p * cumulated[-1])) + 1
-        cumulated = cumulated[:count]
-    return order[: len(cumulated)], cumulated
+        found = _largest(weights, options.top_k)
+        total = weights[found].sum()
+    else:
+        total, count = weights.sum(), _FIRST_NUCLEUS
+        found = _largest(weights, count)
+        while weights[found].sum() < options.top_p * total and count < len(weights):
+            count *= 8
+            found = _largest(weights, count)
+    cumulated = weights[found].cumsum()
+    # The first tokens whose sum reaches top_p, the one that reaches it included.
+    count = int(np.searchsorted(cumulated, options.top_p * total)) + 1
+    return found[:count], cumulated[:count]
+
+
+def _largest(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+    """Where the largest weights are, in their order, of equal ones the first; most of the others are never sorted."""
+    if count >= len(weights):
+        return np.argsort(-weights, kind="stable")
+    least = np.partition(weights, -count)[-count]
+    found = np.flatnonzero(weights >= least)
+    return found[np.argsort(-weights[found], kind="stable")][:count]
