@@ -30,6 +30,7 @@ from dragoman_bundle.manifest import (
     Variant,
     variant_tensors,
 )
+from dragoman_bundle.tensors import activation_dtype
 from dragoman_export.batching import Example, Ids
 from dragoman_export.corpus import Direction
 from dragoman_export.decoding import LengthLimit, StepModel, TorchStepModel, greedy_search
@@ -145,7 +146,7 @@ def graph_names(device: Device) -> list[str]:
 def _prepared(source: Source, kind: VariantKind) -> tuple[Transformer, LinearStyle]:
     """The model that the graphs are built from, and how they multiply."""
     if kind.precision != "int8":
-        return source.model, FloatLinear(kind.cache_dtype)
+        return source.model, FloatLinear(activation_dtype(kind.cache_dtype))
     return quantised(source.model, _calibration_examples(source))
 
 

@@ -148,14 +148,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
+    def begin(self) -> None:
+        """A call has come; `finish` must follow, whether it is let in or not."""
+        self._num_running += 1
+        self._idle.clear()
+
     def admit(self, call: Call, method: _Method, request: Message | Malformed, context: Context) -> None:
-        """Let a call in that has just begun.
+        """Let a call in.
 
         Raises:
             ServiceError: it may not come in.
         """
-        self._num_running += 1
-        self._idle.clear()
         if self._draining:
             raise ShuttingDownError("the server is shutting down", _ELSEWHERE_S)
         call.caller = self._gate.admit(method.path, context)
@@ -168,7 +171,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._metrics.errors.labels(reason).inc()
 
     def finish(self, call: Call, code: str) -> None:
-        """A call is over."""
+        """A call is over: count it, and log it if that is wanted."""
         self._num_running -= 1
         if not self._num_running:
             self._idle.set()
@@ -201,9 +204,10 @@ class _Accounted:
     async def __aenter__(self) -> None:
         current_call.set(self._call)
         self._context.set_trailing_metadata(((REQUEST_ID, self._call.request_id),))
+        self._interceptor.begin()
         try:
             self._interceptor.admit(self._call, self._method, self._request, self._context)
-        except Exception as error:
+        except BaseException as error:
             await self.__aexit__(type(error), error, None)
             raise
 

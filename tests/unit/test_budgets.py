@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from dragoman_bundle.architecture import PRESETS, Architecture
+from dragoman_bundle.tensors import DType
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.kv_cache import KVCache
 from dragoman_server.engine.scheduler import SchedulerLimits
@@ -22,10 +23,11 @@ def engine_settings(*flags: str) -> EngineSettings:
     return ServerSettings.load([*flags, "--instances", "2"]).engine_settings(1)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(("max_target", "max_source"), [(64, 64), (100, 77), (512, 1024)])
-def test_a_slot_takes_what_it_is_said_to_take(max_target: int, max_source: int) -> None:
-    cache = KVCache(ARCH, "float32", 6, max_target, max_source)
-    assert cache.num_bytes == 6 * KVCache.slot_bytes(ARCH, "float32", max_target, max_source)
+def test_a_slot_takes_what_it_is_said_to_take(max_target: int, max_source: int, dtype: DType) -> None:
+    cache = KVCache(ARCH, dtype, 6, max_target, max_source)
+    assert cache.num_bytes == 6 * KVCache.slot_bytes(ARCH, dtype, max_target, max_source)
 
 
 def test_memory_bounds_the_slots() -> None:

@@ -27,7 +27,6 @@ from dragoman_server.engine.request import (
 
 Logits = npt.NDArray[np.float32]
 
-
 _FIRST_NUCLEUS = 64
 """Tokens in which the most probable ones, up to top_p, are looked for first."""
 _LEAST_ATTENTION = 1e-9
