@@ -227,11 +227,6 @@ class Row:
     """Which of a sampling's independent draws it is."""
 
     @property
-    def past_len(self) -> int:
-        """Target positions in its cache when the next step begins: the start token and all outputs but the last."""
-        return len(self.ids)
-
-    @property
     def forced_id(self) -> int | None:
         """The token that the prefix demands next."""
         prefix = self.sequence.options.target_prefix
